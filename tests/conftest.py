@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from structlog.contextvars import clear_contextvars
 
-from penstock.faults.run import collect_finished_worlds
+from penstock.faults.leftovers import collect_finished_worlds
 
 # The models of tests are tiny, so more threads of torch only wait for each other. Child processes read this, too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -157,15 +157,15 @@ class AuthReplica(AdmissionServiceServicer):
         )
 
     def _identify(self, frame):
-        if not frame.credential.bearer.startswith("tenant-"):
+        if not _named(frame.credential).startswith("tenant-"):
             error = Unauthenticated("no such key", reason="KEY_UNKNOWN")
             return AdmitResponse(rejected=Rejected(request_id=frame.request_id, failure=error.failure()))
-        identified = Identified(request_id=frame.request_id, identity=self.identity(frame.credential.bearer))
+        identified = Identified(request_id=frame.request_id, identity=self.identity(_named(frame.credential)))
         return AdmitResponse(identified=identified)
 
     def _reserve(self, frame):
         key = frame.fallback_admission.key_id.removeprefix("key of ")
-        identity = self.identity(key or frame.credential.bearer)
+        identity = self.identity(key or _named(frame.credential))
         if partition_of(identity.tenant_id) not in self.epochs:
             self.not_owners += 1
             return AdmitResponse(not_owner=NotOwner(request_id=frame.request_id, identity=identity))
@@ -185,6 +185,11 @@ class AuthReplica(AdmissionServiceServicer):
             self.not_owners += 1
             return AdmitResponse(not_owner=NotOwner(reservation_id=frame.reservation_id))
         return AdmitResponse(settled=Settled(reservation_id=frame.reservation_id))
+
+
+def _named(credential) -> str:
+    """Return the name that a caller, or a line of its batch, presents."""
+    return credential.bearer or credential.delegation.decode()
 
 
 @dataclass

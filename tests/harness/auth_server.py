@@ -206,9 +206,13 @@ class AuthEdge:
         await self.send(settle=Settle(reservation_id=reservation_id, partition=partition, **fields))
         return await self.receive()
 
-    async def identify(self, credential, request_id="identify-1"):
-        await self.send(identify=Identify(request_id=request_id, credential=credential))
+    async def identify(self, credential, request_id="identify-1", *, delegates=False):
+        await self.send(identify=Identify(request_id=request_id, credential=credential, delegates=delegates))
         return await self.receive()
+
+    async def delegate(self, credential) -> Credential:
+        """Return the delegation of a caller as a credential."""
+        return Credential(delegation=(await self.identify(credential, delegates=True)).delegation)
 
 
 @asynccontextmanager

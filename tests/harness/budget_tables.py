@@ -25,8 +25,10 @@ def policy_of(*budgets: Budget, soft_share=0.0, shadow=False) -> Policy:
     return Policy(budgets=budgets, soft_share=soft_share, shadow=shadow)
 
 
-def table_of(policy: Policy, key: Policy | None = None, *, uses=(), now=NOON, prices=(PRICE,)) -> ReservationTable:
-    found = ReservationTable(ttl=1e9, prices=PriceList(prices))
+def table_of(
+    policy: Policy, key: Policy | None = None, *, uses=(), now=NOON, prices=(PRICE,), batch_percent=100
+) -> ReservationTable:
+    found = ReservationTable(ttl=1e9, prices=PriceList(prices, batch_percent=batch_percent))
     quota = found.put_tenant(Tenant(tenant_id="acme", policy=policy), now, None, uses)
     if key:
         quota.set_key("k", key, now)

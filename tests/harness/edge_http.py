@@ -19,6 +19,7 @@ from penstock.edge.lifecycle.memory import MemoryBudget
 from penstock.edge.lifecycle.sinks import ResponseStream
 from penstock.edge.request.estimate import AdmissionResult
 from penstock.edge.stored.service import StoredResponses
+from penstock.edge.upstreams.batches import BatchClient
 from penstock.v1.inference_pb2 import FINISH_REASON_STOP, Accepted, Finished, Model, Usage
 from penstock.v1.stream_pb2 import Hello
 
@@ -185,7 +186,7 @@ def without_store(gateway) -> StoredResponses:
 @asynccontextmanager
 async def http_edge(*, drain_grace=5.0, is_ready=lambda: True, door=None, **front) -> AsyncIterator[HttpEdge]:
     gateway = FakeGateway()
-    served = OpenAIApp(gateway, without_store(gateway), is_ready, **front)
+    served = OpenAIApp(gateway, without_store(gateway), BatchClient(()), is_ready, **front)
     async with serving_http("127.0.0.1:0", served, drain_grace, door) as address:
         base = f"http://{address}"
         async with (

@@ -69,13 +69,15 @@ def hello(tier: str, instance_id: str) -> Hello:
 
 
 class FakeAuth(AdmissionServiceServicer):
-    """Admits the bearer `good` and records reservations and settlements."""
+    """Admits the bearer and the delegation `good`, and records reservations and settlements."""
 
     def __init__(self):
         self.reserves = []
         self.rejections: list[PenstockError] = []  # for the next reservations, although the key is valid
         self.settles = asyncio.Queue()
         self.open_reservations = set()
+        self.confirms_settlements = True
+        self.unconfirmed = []  # reservations that were settled without a confirmation
         self.peers = set()
         self.routes: list[Route] = []
 
@@ -83,6 +85,13 @@ class FakeAuth(AdmissionServiceServicer):
         self.routes = list(routes)
         for peer in self.peers:
             peer.send(AdmitResponse(routes=Routes(routes=self.routes)))
+
+    def confirm(self):
+        """Confirm the settlements that were received before."""
+        for peer in self.peers:
+            for reservation_id in self.unconfirmed:
+                peer.send(AdmitResponse(settled=Settled(reservation_id=reservation_id)))
+        self.unconfirmed.clear()
 
     async def Admit(self, request_iterator, context):
         async with accept_stream(context, AdmitResponse, hello("auth", "a1")) as peer:
@@ -101,9 +110,12 @@ class FakeAuth(AdmissionServiceServicer):
         if kind == "settle":
             self.open_reservations.discard(frame.settle.reservation_id)
             self.settles.put_nowait(frame.settle)
+            if not self.confirms_settlements:
+                self.unconfirmed.append(frame.settle.reservation_id)
+                return None
             return AdmitResponse(settled=Settled(reservation_id=frame.settle.reservation_id))
         request = frame.identify if kind == "identify" else frame.reserve
-        if request.credential.bearer != "good":
+        if "good" not in (request.credential.bearer, request.credential.delegation.decode()):
             error = Unauthenticated("no such key", reason="KEY_UNKNOWN")
             return AdmitResponse(rejected=Rejected(request_id=request.request_id, failure=error.failure()))
         identity = Identity(

@@ -4,6 +4,7 @@ import dataclasses
 import time
 from unittest.mock import patch
 
+from batch_mutants import BATCH_MUTANTS
 from mutant_registry import (
     ADMIT,
     DISPATCH,
@@ -59,7 +60,7 @@ from penstock.worker.runs.table import RunTable
 from penstock.worker.scheduler_session.client import SchedulerClient
 from response_mutants import RESPONSE_MUTANTS
 
-__all__ = ["MUTANTS", "PARTITION_MUTANTS", "RESPONSE_MUTANTS"]
+__all__ = ["BATCH_MUTANTS", "MUTANTS", "PARTITION_MUTANTS", "RESPONSE_MUTANTS"]
 
 # Clocks.
 

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 
 import grpc
 
+from paths import REPO
 from penstock.chassis.channels import channel
+from penstock.cli.batches.calls import open_calls
+from penstock.cli.batches.texts import has_ended
 from penstock.local_mesh.mesh import LocalMesh, local_mesh
 from penstock.local_mesh.operator_channels import operator_channel
 from penstock.local_mesh.plan import FIGURES_ZERO_AT_REST, MeshOptions
+from penstock.v1 import batches_pb2 as pb
 from penstock.v1.admin_pb2 import GetSnapshotRequest, Snapshot, WatchSnapshotRequest
 from penstock.v1.admin_pb2_grpc import AdminStub
 from penstock.v1.inference_pb2 import GenerateRequest, Sampling
@@ -40,6 +44,19 @@ class StubClient:
 async def stub_client(mesh: LocalMesh, address: str = "") -> AsyncIterator[StubClient]:
     async with channel(address or mesh.plan.grpc) as to_edge:
         yield StubClient(InferenceStub(to_edge), (("authorization", f"Bearer {mesh.api_key}"),))
+
+
+async def completed_batch(mesh: LocalMesh) -> pb.Batch:
+    """Run the lines of the example, for the model by default, to their end."""
+    request = pb.CreateBatchRequest(endpoint="/v1/chat/completions")
+    async with open_calls(mesh.plan.grpc, mesh.api_key) as calls, asyncio.timeout(TIMEOUT_S):
+        request.input_file_id = (await calls.upload(REPO / "examples" / "batch.jsonl", lambda _: None)).id
+        batch = await calls.create(request)
+        while not has_ended(batch):
+            await asyncio.sleep(0.1)
+            batch = await calls.find(batch.id)
+    assert batch.status == pb.BATCH_STATUS_COMPLETED, batch
+    return batch
 
 
 def greedy(prompt: str, tokens: int) -> dict[str, object]:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from penstock.auth.store.location import parse_location
-from penstock.auth.store.postgres import connection
 from penstock.auth.store.postgres.connection import connect
 from penstock.auth.store.postgres.schema import migrate
 from penstock.auth.store.responses import postgres, store
 from penstock.auth.store.responses.locked import RESPONSE_BYTES
 from penstock.auth.store.responses.opening import opened_responses
 from penstock.auth.store.responses.operations import ResponseOperations
+from penstock.chassis.database import postgres as database
+from penstock.chassis.database.location import parse_location
 from penstock.chassis.errors import PenstockError, error_from_failure
 from penstock.mesh.v1 import responses_pb2 as pb
 from penstock.v1.stream_pb2 import Heartbeat, Hello
@@ -143,7 +143,7 @@ def wait_longer(monkeypatch):
     """Let a busy machine take its time: no call fails because of the limits of a product in use."""
     monkeypatch.setattr(store, "CALL_TIMEOUT_S", 60.0)
     monkeypatch.setattr(postgres, "STATEMENT_TIMEOUT_S", 60.0)
-    monkeypatch.setitem(connection._DEFAULTS, "connect_timeout", "60")  # it is no setting
+    monkeypatch.setitem(database._DEFAULTS, "connect_timeout", "60")  # it is no setting
 
 
 @asynccontextmanager

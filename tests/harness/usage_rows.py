@@ -13,9 +13,9 @@ START = 1_798_761_600  # 2027-01-01 UTC
 HOUR_S = 3_600
 
 
-def charge(number, at, *, tenant="acme", key="k", model="m", region="", outcome="stop", reserved_at=None):
+def charge(number, at, *, tenant="acme", key="k", region="", outcome="stop", reserved_at=None, **more):
     change = charged(number, outcome=outcome, output=number)
-    own = replace(change.charge.reservation.request, tenant_id=tenant, key_id=key, model=model)
+    own = replace(change.charge.reservation.request, tenant_id=tenant, key_id=key, **more)
     reserved = replace(
         change.charge.reservation, request=own, reservation_id=f"r-{number:06}", reserved_at=reserved_at or at - 1.0
     )

@@ -80,9 +80,9 @@ class VirtualAuthMesh:
         with self.world.running_as(self.loop):
             return self.loop.create_task(work)
 
-    def request(self, tenant, ticket_id) -> "VirtualRequest":
+    def request(self, tenant, ticket_id, *, is_delegated=False) -> "VirtualRequest":
         """Send a request as the edge does: its caller is identified first."""
-        request = VirtualRequest(self, tenant, ticket_id)
+        request = VirtualRequest(self, tenant, ticket_id, is_delegated=is_delegated)
         request.task = self.call(request.run())
         self.world.settle()
         return request
@@ -91,10 +91,10 @@ class VirtualAuthMesh:
 class VirtualRequest:
     """One request, whose state tells whether it is admitted."""
 
-    def __init__(self, mesh, tenant, ticket_id):
+    def __init__(self, mesh, tenant, ticket_id, *, is_delegated=False):
         self.mesh = mesh
         self.runner = mesh.runner
-        self.credential = Credential(bearer=tenant)
+        self.credential = Credential(delegation=tenant.encode()) if is_delegated else Credential(bearer=tenant)
         self.ticket_id = ticket_id
         self.context = None
 

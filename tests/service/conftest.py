@@ -33,6 +33,13 @@ def database(postgres):
         yield url
 
 
+@pytest.fixture(scope="session")
+def batch_database(postgres):
+    """The URL of a database of batches, which each test empties; a new one would take longer."""
+    with new_database(postgres) as url:
+        yield url
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
 def stored(request, tmp_path):
     """A store of each kind."""

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from auth_server import DEV_KEY, AuthProcess, FakeClock, edge, rejection_of, tenant_use
-from penstock.auth.store.store import StoreUnusable
 from penstock.chassis.channels import channel
+from penstock.chassis.database.errors import StoreUnusable
 from penstock.chassis.errors import error_from_rpc
 from penstock.mesh.partitions import PARTITIONS, partition_of
 from penstock.mesh.v1.admission_pb2 import Admitted, Credential, Identified, NotOwner, Rejected, Settle, Settled

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from penstock.auth.identity.tenant import Tenant
 from penstock.auth.quota.reservation import OUTCOME_LOST
 from penstock.auth.quota.tenant_quota import Balance
-from penstock.auth.store.location import parse_location
 from penstock.auth.store.postgres import ledger as postgres_ledger
 from penstock.auth.store.postgres.backend import PostgresBackend
 from penstock.auth.store.postgres.latest_rows import latest_charges, latest_lost
@@ -21,6 +20,7 @@ from penstock.auth.store.roll_up import KEEP_ALL, Retention
 from penstock.auth.store.sqlite.backend import SqliteBackend
 from penstock.auth.store.store import PutTenant
 from penstock.auth.store.totals import COUNTERS, KEYS, OUTCOME_CASES, OUTCOMES, TOKENS
+from penstock.chassis.database.location import parse_location
 from store_changes import charged
 from stores import PostgresStore, SqliteStore, administer, new_database
 

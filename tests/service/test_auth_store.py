@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 from penstock.auth.identity.policy import Budget, BudgetPeriod, BudgetUnit, Limits, Policy
 from penstock.auth.identity.tenant import DEFAULT_TENANT, Tenant
 from penstock.auth.quota.grant_uses import GrantUse
-from penstock.auth.quota.prices import Price
-from penstock.auth.quota.reservation import OUTCOME_LOST, Metering
+from penstock.auth.quota.prices import Price, PriceList
+from penstock.auth.quota.reservation import OUTCOME_LOST, Charge, Metering
 from penstock.auth.quota.reservation_table import ReservationTable
 from penstock.auth.quota.scope_quota import ScopeUse
 from penstock.auth.quota.tenant_quota import Balance
@@ -31,6 +31,7 @@ from penstock.auth.store.store import (
     Reserved,
     StoreClosed,
 )
+from penstock.v1.inference_pb2 import PRIORITY_BATCH
 from store_changes import ACME_KEY, ACME_TENANT, charged, corrected, kept, part, reservation, stored_state
 
 DAY_S = 86_400.0
@@ -170,6 +171,36 @@ async def test_the_charges_of_an_answer_survive_a_restart(stored):
     assert (again.prompt_tokens, again.output_tokens) == (0, 8)
     late = table.settle("lost", 10, 28, "cancelled", 3.0)
     assert (late.prompt_tokens, late.output_tokens) == (0, 3)
+
+
+def line(charge: Charge) -> Charge:
+    """Return the charge of a run of a line of a batch."""
+    request = replace(charge.reservation.request, priority=PRIORITY_BATCH, is_delegated=True)
+    return replace(charge, reservation=replace(charge.reservation, request=request))
+
+
+async def test_a_line_of_a_batch_is_charged_once_and_by_its_class_after_a_restart(stored):
+    """This holds for runs that were charged, lost or are in progress."""
+    answered = line(part("answered", "a", made=30, outcome="stop"))
+    lost = line(part("lost", "b", outcome=OUTCOME_LOST))
+    again = line(part("again", "a")).reservation
+    async with opened_store(stored.location) as (store, _):
+        await kept(store, PutTenant(ACME_TENANT))
+        for charge in (answered, lost):
+            await kept(store, Charged(charge, Balance("acme")))
+        await kept(store, Reserved(again, Balance("acme")))
+    state = await stored_state(stored.location)
+    assert (state.charged, state.lost, state.reservations) == ([answered], [lost.reservation], [again])
+    prices = PriceList([Price("m", 2_000_000, 0, 2_000_000)], batch_percent=50)  # 1 nano for a token of class batch
+    table = ReservationTable(ttl=100.0, prices=prices)
+    table.put_tenant(ACME_TENANT, 3.0)
+    table.restore(state.reservations, state.lost, state.charged)
+    repeated, late = table.settle("again", 10, 30, "stop", 3.0), table.settle("lost", 10, 28, "stop", 3.0)
+    assert (repeated.prompt_tokens, repeated.output_tokens, repeated.price_nanos) == (0, 0, 0)
+    assert (late.prompt_tokens, late.output_tokens, late.price_nanos) == (10, 28, 38)
+    async with opened_store(stored.location) as (store, _):
+        await kept(store, Charged(late, Balance("acme")))
+    assert sorted(stored.rows("SELECT priority, is_delegated, price_nanos FROM ledger")) == [(3, 1, 0), (3, 1, 38)]
 
 
 async def test_deleted_keys_and_tenants_are_not_restored_and_a_tenant_may_come_back(stored):

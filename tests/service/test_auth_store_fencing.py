@@ -13,7 +13,6 @@ from penstock.auth.identity.tenant import Tenant
 from penstock.auth.models.routes import Route, RouteDefinition, RouteTarget
 from penstock.auth.partitions.lease import PartitionLease
 from penstock.auth.quota.tenant_quota import Balance
-from penstock.auth.store.location import parse_location
 from penstock.auth.store.opening import opened_store
 from penstock.auth.store.postgres import ownership, schema
 from penstock.auth.store.postgres.backend import PostgresBackend
@@ -30,10 +29,10 @@ from penstock.auth.store.store import (
     PutTenant,
     Release,
     Reserved,
-    StoreTooNew,
-    StoreUnusable,
     Taken,
 )
+from penstock.chassis.database.errors import StoreTooNew, StoreUnusable
+from penstock.chassis.database.location import parse_location
 from penstock.mesh.partitions import PARTITIONS, partition_of
 from postgres_relay import postgres_relay
 from store_changes import ACME_TENANT, charged, kept, reservation
@@ -335,7 +334,7 @@ def test_a_store_of_a_later_release_is_not_changed(database):
     with backend(database, "first"):
         pass
     administer(database, f"UPDATE penstock_schema SET version = {len(MIGRATIONS) + 1}")
-    with pytest.raises(StoreTooNew, match="upgrade auth"), backend(database, "second"):
+    with pytest.raises(StoreTooNew, match="upgrade this tier"), backend(database, "second"):
         pass
     assert administer(database, "SELECT max(epoch) FROM partitions") == [(1,)]
 

@@ -19,9 +19,9 @@ from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.store import threaded
 from penstock.auth.store.opening import opened_store
 from penstock.auth.store.postgres import backend as postgres_backend
-from penstock.auth.store.postgres.connection import BEGIN
 from penstock.auth.store.roll_up import Retention
 from penstock.auth.store.store import Barrier, PutTenant, Reserved
+from penstock.chassis.database.postgres import BEGIN
 from postgres_relay import postgres_relay
 from store_changes import ACME_TENANT, charged, kept, reservation, stored_state
 from stores import PostgresStore

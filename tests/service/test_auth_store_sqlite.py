@@ -16,7 +16,7 @@ from penstock.auth.store.opening import opened_store
 from penstock.auth.store.sqlite import backend as sqlite_backend
 from penstock.auth.store.sqlite import connection as store_connection
 from penstock.auth.store.sqlite import sql
-from penstock.auth.store.sqlite.sql import MIGRATIONS, migrate
+from penstock.auth.store.sqlite.sql import MIGRATIONS
 from penstock.auth.store.store import (
     Barrier,
     HandedOver,
@@ -24,9 +24,9 @@ from penstock.auth.store.store import (
     Reserved,
     StoreClosed,
     StoreThreadFailed,
-    StoreTooNew,
-    StoreUnusable,
 )
+from penstock.chassis.database.errors import StoreTooNew, StoreUnusable
+from penstock.chassis.database.sqlite import migrate
 from store_changes import ACME_TENANT, charged, kept, reservation, stored_state
 
 
@@ -136,15 +136,15 @@ async def test_a_store_of_a_later_release_is_not_changed(path):
     await stored_state(path)
     with closing(sqlite3.connect(path)) as raw:
         raw.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
-    with pytest.raises(StoreTooNew, match="upgrade auth"):
+    with pytest.raises(StoreTooNew, match="upgrade this tier"):
         await stored_state(path)
 
 
 def test_migrating_twice_changes_nothing():
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as raw:
-        migrate(raw)
+        migrate(raw, MIGRATIONS)
         before = raw.execute("SELECT sql FROM sqlite_master").fetchall()
-        migrate(raw)
+        migrate(raw, MIGRATIONS)
         assert raw.execute("SELECT sql FROM sqlite_master").fetchall() == before
         assert raw.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
 

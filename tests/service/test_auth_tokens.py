@@ -127,6 +127,23 @@ async def test_a_token_of_an_unknown_tenant_or_for_another_model_is_refused(tmp_
             assert rejection_of(rejected).reason == "MODEL_FORBIDDEN"
 
 
+async def test_a_batch_of_a_token_goes_on_after_its_expiry_for_its_models_while_its_tenant_exists(tmp_path):
+    async with (
+        KeyServer(jwk()).running() as keys,
+        accepting(tmp_path, keys.url, issuer={"models_claim": "models"}) as (found, stream),
+    ):
+        delegated = await stream.delegate(bearer(signed(claims_of(models=["m"], exp=NOW + 5))))
+        found.clock.now += 3 * MINUTE_S
+        admitted = await stream.reserve(credential=delegated, model="m")
+        assert (admitted.identity.tenant_id, admitted.identity.key_id) == ("acme", "oidc/acme/anna")
+        await stream.settle(admitted.reservation_id, tenant_id="acme")
+        assert rejection_of(await stream.reserve(credential=delegated, model="n")).reason == "MODEL_FORBIDDEN"
+        many = bearer(signed(claims_of(models=[f"model-{number}" for number in range(60)], exp=NOW + 500)))
+        assert rejection_of(await stream.identify(many, delegates=True)).reason == "DELEGATION_REFUSED"
+        await found.admin.DeleteTenant(pb.DeleteTenantRequest(tenant_id="acme"))
+        assert rejection_of(await stream.reserve(credential=delegated)).reason == "TENANT_UNKNOWN"
+
+
 async def test_a_token_that_expires_while_its_request_runs_is_charged_like_any(tmp_path):
     async with KeyServer(jwk()).running() as keys, accepting(tmp_path, keys.url) as (found, stream):
         token = signed(claims_of(exp=NOW + 5))

@@ -17,6 +17,7 @@ from penstock.chassis.lifecycle import request_stop
 from penstock.edge.api.http.app import OpenAIApp
 from penstock.edge.output.answer import OutputFormat
 from penstock.edge.output.formats import HERMES, LLAMA
+from penstock.edge.upstreams.batches import BatchClient
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -217,7 +218,7 @@ async def test_a_response_that_fails_midway_ends_in_its_failed_event():
 
 async def test_health_follows_readiness():
     ready, responses, gateway = [], [], FakeGateway()
-    front = OpenAIApp(gateway, without_store(gateway), lambda: bool(ready))
+    front = OpenAIApp(gateway, without_store(gateway), BatchClient(()), lambda: bool(ready))
     async with httpx.AsyncClient(base_url="http://edge", transport=httpx.ASGITransport(front)) as http:
         responses.append(await http.get("/health"))
         ready.append(True)

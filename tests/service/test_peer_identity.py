@@ -52,6 +52,7 @@ def answering_registration(rpcs):
                 kind = (each.client_streaming, each.server_streaming)
                 make = {
                     (False, False): lambda: grpc.unary_unary_rpc_method_handler(answer),
+                    (True, False): lambda: grpc.stream_unary_rpc_method_handler(answer),
                     (False, True): lambda: grpc.unary_stream_rpc_method_handler(no_frames),
                     (True, True): lambda: grpc.stream_stream_rpc_method_handler(no_frames),
                 }[kind]
@@ -193,6 +194,9 @@ async def test_the_development_door_of_an_edge_is_plaintext_on_loopback_alone(id
     async with serving("127.0.0.1:0", [registration], proxy_listen="127.0.0.1:0", **options) as server:
         async with channel(server.address) as to_edge:
             assert await rpc.refusal(to_edge) is None
+            for each in ALL_RPCS:
+                expected = None if "envoy" in PERMISSIONS[each.path] else ("PERMISSION_DENIED", "PEER_UNIDENTIFIED")
+                assert (each.path, await each.refusal(to_edge)) == (each.path, expected)
         async with channel(server.proxy_address) as to_edge:
             assert await rpc.refusal(to_edge) == ("UNAVAILABLE", "CONNECTION_LOST")
         async with identities.channel(server.proxy_address, "edge", "envoy") as to_edge:

@@ -17,7 +17,7 @@ from penstock.auth.ext_authz.caller import caller_of
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import Overloaded, PermissionDenied, Unauthenticated, Unavailable
 from penstock.edge import __main__ as edge_main
-from penstock.edge.api.grpc import door, service
+from penstock.edge.api.grpc import callers, door, service
 from penstock.edge.api.http.app import OpenAIApp
 from penstock.edge.api.openai.errors import http_error
 from penstock.edge.request.identity_headers import IdentityHeaders
@@ -205,7 +205,7 @@ async def test_two_thousand_guesses_through_one_edge_are_limited():
 
 def behind_a_proxy(monkeypatch):
     """Let edges take every connection for one of their proxy, as mTLS tells them of an Envoy."""
-    for module in (door, service):
+    for module in (callers, door, service):
         monkeypatch.setattr(module, "is_from_proxy", lambda _: True)
     monkeypatch.setattr(edge_main, "OpenAIApp", partial(OpenAIApp, is_from_proxy=lambda _: True))
 

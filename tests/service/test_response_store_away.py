@@ -12,7 +12,7 @@ from penstock.auth.store.responses import sqlite as sqlite_responses
 from penstock.auth.store.responses import store as response_store
 from penstock.auth.store.responses import upkeep
 from penstock.auth.store.responses.operations import ResponseOperations
-from penstock.auth.store.store import StoreTooNew
+from penstock.chassis.database.errors import StoreTooNew
 from penstock.chassis.errors import Internal, Unavailable
 from response_calls import (
     HELD,

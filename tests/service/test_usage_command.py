@@ -18,6 +18,7 @@ from penstock.cli.__main__ import cli
 from penstock.cli.tables import stdout_console
 from penstock.cli.usage import export as export_module
 from penstock.cli.usage.ranges import UtcTime, usage_filter
+from penstock.v1.inference_pb2 import PRIORITY_BATCH
 from usage_rows import HOUR_S, START, charge, fill
 
 pytestmark = pytest.mark.usefixtures("_wide_output")
@@ -39,7 +40,7 @@ def charges():
     return (
         charge(1, START + 10, region="north"),
         charge(2, START + HOUR_S, model="n", outcome="cancelled"),
-        charge(3, START + 30 * HOUR_S, tenant="blue", key="b"),
+        charge(3, START + 30 * HOUR_S, tenant="blue", key="b", priority=PRIORITY_BATCH),
     )
 
 
@@ -93,6 +94,7 @@ async def test_an_export_as_csv_has_every_row_and_no_partial_file(stored, tmp_pa
     assert (first["tenant_id"], first["region"], first["worker"], first["edge"]) == ("acme", "north", "w", "edge-1")
     assert (first["settle_time"], first["price"]) == ("2027-01-01T00:00:10.000000Z", "0.000000005")
     assert (first["prompt_tokens"], first["cached_tokens"], first["output_tokens"]) == ("10", "4", "1")
+    assert [rows[each]["class"] for each in sorted(rows)] == ["", "", "batch"]
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith("ledger")] == ["ledger.csv"]
 
 

@@ -11,14 +11,15 @@ import pytest
 from auth_server import auth_process, edge
 from penstock.auth.identity.tenant import Tenant
 from penstock.auth.quota.reservation import OUTCOME_LOST
-from penstock.auth.store.location import parse_location
 from penstock.auth.store.opening import opened_store
 from penstock.auth.store.store import PutTenant
 from penstock.auth.usage import reader as usage_reader
 from penstock.auth.usage.query import POSTGRES, UsageFilter, UsageQuery, totals_statement
 from penstock.auth.usage.reader import UsageReader
+from penstock.chassis.database.location import parse_location
 from penstock.chassis.errors import DeadlineExceeded, Overloaded, error_from_rpc
 from penstock.v1 import admin_pb2 as pb
+from penstock.v1.inference_pb2 import PRIORITY_BATCH
 from store_changes import kept
 from stores import PostgresStore, administer
 from usage_rows import HOUR_S, START, charge, fill
@@ -194,7 +195,7 @@ async def test_a_store_in_memory_answers_what_to_do():
 
 async def test_a_settlement_of_an_edge_is_in_the_usage_with_its_worker_and_cached_tokens(stored):
     async with auth_process(stored.location, region="north") as found, edge(found) as stream:
-        admitted = await stream.reserve()
+        admitted = await stream.reserve(priority=PRIORITY_BATCH)
         await stream.settle(admitted.reservation_id, cached_tokens=64, worker="worker-2")
         now = int(found.clock())
         chosen = {"start": now - now % HOUR_S, "end": now + HOUR_S}
@@ -207,7 +208,9 @@ async def test_a_settlement_of_an_edge_is_in_the_usage_with_its_worker_and_cache
             10,
         )
         [part] = await exported(found.admin, **chosen)
-        assert [(each.worker, each.region, each.outcome) for each in part.rows] == [("worker-2", "north", "stop")]
+        [charge] = part.rows
+        assert (charge.worker, charge.region, charge.outcome) == ("worker-2", "north", "stop")
+        assert charge.priority == PRIORITY_BATCH
 
 
 @asynccontextmanager

@@ -12,9 +12,16 @@ from dataclasses import dataclass
 import pytest
 from structlog.testing import capture_logs
 
+from chunk_memory import ChunkMemory, chunk_of
 from edge_mesh import FakeWorker, edge_mesh, text_of
 from frame_samples import random_frame, wrong_frames
+from line_edges import line_edge
+from penstock.batch.runner.edges import EdgeLinks
+from penstock.batch.runner.runner import BatchRunner
+from penstock.chassis.lifecycle import background
+from penstock.chassis.streams.protocol import hello_of
 from penstock.mesh.v1.admission_pb2 import AdmitResponse
+from penstock.mesh.v1.batch_pb2 import RunResponse
 from penstock.mesh.v1.queue_pb2 import DispatchResponse, SubmitResponse
 from penstock.mesh.v1.scheduler_pb2 import AttachResponse
 from penstock.mesh.v1.worker_pb2 import ExecuteResponse, Step
@@ -108,6 +115,30 @@ async def worker_of_an_edge():
         yield WrongServer(ExecuteResponse, lambda: only(mesh.workers[0].peers), lambda: check_answer(mesh))
 
 
+@asynccontextmanager
+async def edge_of_a_batch_process():
+    """An honest edge runs the lines of the neighbour's chunk, because the wrong one answers none."""
+    async with line_edge("edge-1") as honest, line_edge("edge-2") as wrong:
+        wrong.is_answering = False
+        store, names = ChunkMemory([]), iter(range(1, 1_000))
+        edges = EdgeLinks((honest.address, wrong.address), hello_of("batch", "batch-1"))
+        runner = BatchRunner("batch-1", store, edges)
+
+        async def check():
+            name = f"batch_{next(names)}"
+            claimed, lines = chunk_of(name, 1)
+            store.free[claimed.key] = claimed, lines
+            async with asyncio.timeout(TIMEOUT_S):
+                while claimed.key not in store.released:
+                    if wrong.peer:
+                        wrong.answer_all()
+                    await asyncio.sleep(0.01)
+            assert set(store.commits.values()) == {1}
+
+        async with background(edges.run(), runner.run()):
+            yield WrongServer(RunResponse, lambda: wrong.peer, check)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
@@ -118,6 +149,7 @@ SERVERS = {
     "auth-edge": auth_of_an_edge,
     "shard-edge": shard_of_an_edge,
     "worker-edge": worker_of_an_edge,
+    "edge-batch": edge_of_a_batch_process,
 }
 
 

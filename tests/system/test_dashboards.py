@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from mesh import running_mesh
+from mesh import completed_batch, running_mesh
 from monitoring.command import FOLDER
 from monitoring.dashboards import DASHBOARDS
 from penstock.bench.drivers.driver import open_driver
@@ -51,11 +51,13 @@ async def empty_queries(prometheus):
 
 async def test_every_panel_has_data_under_load_and_overload_raises_its_alert(tmp_path):
     settings = (f"PENSTOCK_WORKER_SLOTS={SLOTS}", f"PENSTOCK_QUEUE_MAX_DEPTH={MAX_DEPTH}")
-    async with running_mesh(workers=1, edges=1, engine="sim", settings=settings) as mesh:
+    async with running_mesh(workers=1, edges=1, batches=1, engine="sim", settings=settings) as mesh:
         targets = {each.name: each.metrics for each in mesh.plan.processes}
         async with running_prometheus(tmp_path, targets, rules=FOLDER / "rules.yaml") as prometheus:
+            await completed_batch(mesh)
             await offer(mesh, 60, 20)  # within the queue
             await prometheus.scraped()
+            await completed_batch(mesh)
             await offer(mesh, 60, 20)  # a rate needs two scrapes of each series
             await prometheus.scraped()
             assert await empty_queries(prometheus) == []

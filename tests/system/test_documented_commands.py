@@ -37,7 +37,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")  # the loop of the mesh
 async def mesh(tiny_model):
     """`penstock up`; its state as `--json` shows it."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock.cli", "up", "--json", "--base-port", "0", "--no-envoy"),
+        *(sys.executable, "-m", "penstock.cli", "up", "--json", "--base-port", "0", "--no-envoy", "--batch"),
         *("--engine", "sim", "--model", tiny_model, "--workers", "2"),
         *("--set", f"PENSTOCK_WORKER_SERVED_NAME={MODEL}"),
         *("--set", "PENSTOCK_WORKER_SIM_BASE_S=0.0001"),

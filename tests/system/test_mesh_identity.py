@@ -18,7 +18,7 @@ from penstock.local_mesh.certificates import issue_certificate, rotate_certifica
 from penstock.local_mesh.mesh import local_mesh
 from penstock.local_mesh.operator_channels import process_channel
 from penstock.local_mesh.plan import CERTIFICATES_FOLDER, MeshOptions
-from penstock.mesh.v1 import admission_pb2, queue_pb2, responses_pb2, scheduler_pb2, worker_pb2
+from penstock.mesh.v1 import admission_pb2, batch_pb2, queue_pb2, responses_pb2, scheduler_pb2, worker_pb2
 from penstock.v1.stream_pb2 import Hello
 
 TIERS_OF_SERVICES = {
@@ -27,6 +27,9 @@ TIERS_OF_SERVICES = {
     "penstock.mesh.v1.QueueService": ("queue",),
     "penstock.mesh.v1.SchedulerService": ("scheduler",),
     "penstock.mesh.v1.WorkerService": ("worker",),
+    "penstock.mesh.v1.BatchService": ("batch",),
+    "penstock.mesh.v1.LineService": ("edge",),
+    "penstock.v1.Batches": ("edge",),
     "penstock.v1.Inference": ("edge",),
     "envoy.service.discovery.v3.AggregatedDiscoveryService": ("routing",),
 }
@@ -39,6 +42,7 @@ RPCS = [
 FIRST_FRAMES = {
     "penstock.mesh.v1.AdmissionService/Admit": admission_pb2.AdmitRequest,
     "penstock.mesh.v1.ResponseStoreService/Keep": responses_pb2.KeepRequest,
+    "penstock.mesh.v1.LineService/Run": batch_pb2.RunRequest,
     "penstock.mesh.v1.QueueService/Submit": queue_pb2.SubmitRequest,
     "penstock.mesh.v1.QueueService/Dispatch": queue_pb2.DispatchRequest,
     "penstock.mesh.v1.SchedulerService/Attach": scheduler_pb2.AttachRequest,
@@ -47,7 +51,7 @@ FIRST_FRAMES = {
 
 
 async def test_every_rpc_of_every_process_refuses_peers_that_are_not_its_own(tiny_model, tmp_path):
-    async with running_mesh(engine="sim", model=tiny_model, envoy=True) as mesh:
+    async with running_mesh(engine="sim", model=tiny_model, envoy=True, batches=1) as mesh:
         identities = Identities(tmp_path, Authority.load(mesh.folder / CERTIFICATES_FOLDER))
         wrong = []
         for rpc, spec in targets(mesh):

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from mesh import running_mesh
+from mesh import completed_batch, running_mesh
 from otlp_receiver import otlp_receiver
 from paths import REPO
 from penstock.bench.drivers.driver import open_driver
@@ -114,11 +114,15 @@ async def test_sums_of_a_mesh_are_those_of_the_load_generator_and_each_series_ha
     settings = (f"PENSTOCK_WORKER_SLOTS={SLOTS}", f"PENSTOCK_QUEUE_MAX_DEPTH={MAX_DEPTH}")
     with otlp_receiver() as receiver:
         async with (
-            running_mesh(workers=1, edges=2, engine="sim", otlp=receiver.endpoint, settings=settings) as mesh,
+            running_mesh(
+                workers=1, edges=2, batches=1, engine="sim", otlp=receiver.endpoint, settings=settings
+            ) as mesh,
             running_prometheus(tmp_path, {each.name: each.metrics for each in mesh.plan.processes}) as prometheus,
         ):
             outcomes = await check_sums(mesh, prometheus)
             await check_owners(prometheus, outcomes)
+            assert (await completed_batch(mesh)).lines.failed == 0
+            await prometheus.scraped()
             await check_tiers(prometheus)
             exemplars = await prometheus.exemplars("gen_ai_server_request_duration_seconds_bucket")
             traces = {each["trace_id"] for each in logged(mesh, "edge", "ticket_done")}

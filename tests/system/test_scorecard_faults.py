@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from penstock.local_mesh.plan import MeshOptions
+from penstock.proofs.batches.proof import BatchOptions, run_batches
 from penstock.proofs.live.partition import PartitionOptions, partition
 from penstock.proofs.testbed.tcp_relays import CLIENTS, CutDirection
 from scorecards import assert_nothing_lost, proved
@@ -49,3 +50,14 @@ async def test_links_are_cut_and_no_client_loses_a_token(tiny_model):
     assert_nothing_lost(card.to_json(), {line.figure: asdict(line) for line in card.lines})
     noticed = [line for line in card.lines if "no process detected" in line.figure]
     assert [line.measured for line in noticed] == [0]
+
+
+async def test_lines_of_a_batch_are_answered_and_charged_once_amid_kills_and_outages_and_a_cancel(tiny_model):
+    slow = ("PENSTOCK_WORKER_SIM_BASE_S=0.05", "PENSTOCK_WORKER_SLOTS=4")  # the lines outlast the faults
+    mesh = MeshOptions(model=tiny_model, engine="sim", edges=2, workers=2, settings=slow)
+    options = BatchOptions(lines=800, tokens=4, kills=2, every=0.5, seconds=1.5)
+    card = await run_batches(options, mesh, Console(file=io.StringIO()))
+    assert not card.void_reason, card.notes
+    exact = [line for line in card.lines if line.goal == "0"]
+    assert len(exact) == 18
+    assert not [line for line in exact if not line.is_met], card.notes

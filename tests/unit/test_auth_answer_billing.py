@@ -11,6 +11,7 @@ from penstock.auth.quota.answer_billing import (
     MAX_ANSWERS,
     MAX_CONTINUATIONS_PER_ANSWER,
     AnswerLedger,
+    DelegatedAnswers,
     merge_intervals,
 )
 from penstock.auth.quota.reservation import OUTCOME_LOST, ReservationRequest
@@ -22,7 +23,7 @@ MAX_OUTPUT_TOKENS = 1_000  # output limit of each request
 
 
 def request_of(
-    request_id, answer_id="", emitted=0, *, tenant="acme", fingerprint=b"f", prompt=PROMPT_TOKENS
+    request_id, answer_id="", emitted=0, *, tenant="acme", fingerprint=b"f", prompt=PROMPT_TOKENS, is_delegated=False
 ) -> ReservationRequest:
     return ReservationRequest(
         request_id=request_id,
@@ -35,6 +36,7 @@ def request_of(
         answer_id=answer_id,
         emitted_tokens=emitted,
         fingerprint=fingerprint,
+        is_delegated=is_delegated,
     )
 
 
@@ -143,6 +145,83 @@ def test_a_bounded_number_of_answers_is_kept():
     assert len(answers) == MAX_ANSWERS
     assert answers.charge(request_of("b", str(MAX_ANSWERS), 1), PROMPT_TOKENS, 1, "stop") == (0, 1)
     assert answers.charge(request_of("c", "0", 1), PROMPT_TOKENS, 1, "stop") == (PROMPT_TOKENS, 2)
+
+
+# Answers of lines, whose requests the mesh repeats.
+
+
+def run_of(number: int, line="line", emitted=0, **more) -> ReservationRequest:
+    """Return one run of a line."""
+    return request_of(f"{line}-{number}", line, emitted, is_delegated=True, **more)
+
+
+def test_a_line_that_runs_twice_is_charged_once():
+    table = table_with(run_of(1), run_of(2))
+    assert settle(table, "line-1", 100, outcome="stop") == (PROMPT_TOKENS, 100)
+    assert settle(table, "line-2", 100, outcome="stop") == (0, 0)
+    assert total(table) == (PROMPT_TOKENS, 100)
+
+
+def test_a_line_is_charged_for_the_tokens_that_its_lost_run_had_generated():
+    table = table_with(run_of(1), run_of(2, emitted=30))
+    table.expire_edge("edge-line-1", NOW_UNIX_S)
+    assert settle(table, "line-2", 20, outcome="stop") == (PROMPT_TOKENS, 50)
+    assert settle(table, "line-1", 35) == (0, 0)
+
+
+def test_a_line_may_be_shed_any_number_of_times_and_is_charged_once():
+    table = table_with()
+    for number in range(3 * MAX_CONTINUATIONS_PER_ANSWER):
+        table.reserve(run_of(number), f"line-{number}", NOW_UNIX_S)
+        assert settle(table, f"line-{number}", 0, prompt=0, outcome="shed") == (0, 0)
+    for number, charge in ((90, (PROMPT_TOKENS, 7)), (91, (0, 0))):
+        table.reserve(run_of(number), f"line-{number}", NOW_UNIX_S)
+        assert settle(table, f"line-{number}", 7, outcome="stop") == charge
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        run_of(2, "other"),
+        run_of(2, tenant="blue"),
+        run_of(2, fingerprint=b"another prompt"),
+        request_of("line-2", "line"),  # of a client that names the line
+    ],
+    ids=["another line", "another tenant", "another prompt", "a client"],
+)
+def test_no_other_request_is_free_because_of_a_line(other):
+    table = table_with(run_of(1), other)
+    settle(table, "line-1", 100)
+    assert settle(table, other.request_id, 100) == (PROMPT_TOKENS, 100)
+
+
+def test_a_bounded_number_of_lines_is_kept_beside_the_answers_of_clients():
+    lines = DelegatedAnswers(max_answers=2)
+    for key in (b"a", b"b", b"a", b"c"):
+        lines.charge(key, "acme", 1, 1)
+    assert len(lines) == 2
+    assert [lines.charge(key, "acme", 1, 1) for key in (b"a", b"b")] == [(0, 0), (1, 1)]
+    answers = AnswerLedger()
+    answers.charge(request_of("a"), PROMPT_TOKENS, 1, "stop")
+    for number in range(MAX_ANSWERS + 1):
+        answers.charge(run_of(1, str(number)), PROMPT_TOKENS, 1, "stop")
+    assert len(answers) == MAX_ANSWERS + 2
+    assert answers.charge(request_of("b", "a", 1), PROMPT_TOKENS, 1, "stop") == (0, 1)
+    answers.forget("acme".__eq__)
+    assert len(answers) == 0
+
+
+@given(
+    parts=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=4),
+    seed=st.randoms(use_true_random=False),
+)
+def test_a_line_is_charged_for_its_last_token_in_any_order_of_settlements(parts, seed):
+    table = table_with(*(run_of(number, emitted=start) for number, (start, _) in enumerate(parts)))
+    order = list(range(len(parts)))
+    seed.shuffle(order)
+    for number in order:
+        assert min(settle(table, f"line-{number}", parts[number][1])) >= 0
+    assert total(table) == (PROMPT_TOKENS, max(start + made for start, made in parts))
 
 
 # Requests of an answer, each from the tokens that the client had before: (resumed at, generated, edge lost).

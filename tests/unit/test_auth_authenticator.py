@@ -3,12 +3,15 @@
 import pytest
 
 from penstock.auth.identity.authenticator import ACCEPTED_TTL_S, REJECTION_TTL_S, Authenticator, FailureLimits
-from penstock.auth.identity.credential_cache import CredentialCache, credential_digest
+from penstock.auth.identity.credential_cache import CredentialCache
+from penstock.auth.identity.delegation import DelegationIssuer
 from penstock.auth.identity.failure_limiter import FailureLimit, FailureLimiter, TooManyFailures
 from penstock.auth.identity.keys import Key, KeyRing
 from penstock.chassis.errors import PenstockError
+from penstock.mesh.credential_hash import CredentialHash
 from penstock.mesh.v1.admission_pb2 import Credential
 
+PEPPER = b"p" * 32
 NOW = 1_800_000_000.0
 SECRET = "pk_good_" + "s" * 26
 SOURCE = "203.0.113.9"
@@ -16,9 +19,9 @@ LIMITS = FailureLimits(per_source=6, per_edge=20)
 
 
 def authenticator(limits=LIMITS) -> Authenticator:
-    keys = KeyRing(b"p" * 32)
+    keys = KeyRing(PEPPER)
     keys.put(Key(key_id="good", tenant_id="acme", digest=keys.digest(SECRET), created_at=NOW))
-    return Authenticator(keys, limits)
+    return Authenticator(keys, DelegationIssuer(PEPPER), limits)
 
 
 def guess(number: int, source=SOURCE) -> Credential:
@@ -126,12 +129,12 @@ def test_limited_names_and_cached_credentials_are_bounded():
         limiter.record([FailureLimit(name, 1)], NOW)
     assert len(limiter) == 3
     assert [limiter.retry_after([FailureLimit(name, 1)], NOW) for name in "abcd"] == [0.0, 60.0, 60.0, 60.0]
-    cache = CredentialCache(max_entries=3)
+    cache, hashed = CredentialCache(max_entries=3), CredentialHash(b"p")
     for number in range(5):
-        cache.put(credential_digest(b"p", guess(number)), number, NOW + 1.0)
+        cache.put(hashed.digest(guess(number)), number, NOW + 1.0)
     assert len(cache) == 3
-    assert [cache.find(credential_digest(b"p", guess(number)), NOW) for number in range(5)] == [None, None, 2, 3, 4]
-    assert cache.find(credential_digest(b"p", guess(4)), NOW + 1.0) is None
+    assert [cache.find(hashed.digest(guess(number)), NOW) for number in range(5)] == [None, None, 2, 3, 4]
+    assert cache.find(hashed.digest(guess(4)), NOW + 1.0) is None
 
 
 def test_no_cache_has_a_credential():

@@ -20,6 +20,7 @@ from penstock.auth.identity.policy import Budget, Policy
 from penstock.auth.identity.tenant import Tenant
 from penstock.auth.quota.budget_period import PeriodUse, period_bounds
 from penstock.auth.quota.prices import Price
+from penstock.v1.inference_pb2 import PRIORITY_BATCH, PRIORITY_STANDARD
 
 
 @pytest.mark.parametrize(
@@ -178,6 +179,36 @@ def test_costs_are_rounded_up_and_cached_input_never_costs_more_than_reserved():
     price = Price("m", 3, 1, 5)
     assert [price.cost(1, 0), price.cost(0, 0), price.cost(1_000_000, 1_000_000)] == [1, 0, 8]
     assert price.cost(1_000_000, 0, cached_tokens=2_000_000) == 1
+
+
+def test_a_percent_of_a_price_is_taken_before_the_cost_is_rounded_up_once():
+    price = Price("m", 3, 1, 5)
+    costs = [price.cost(1_000_000, 0, percent=percent) for percent in (0, 1, 33, 34, 50, 67, 100)]
+    assert costs == [0, 1, 1, 2, 2, 3, 3]
+    assert [Price("m", 1, 1, 1).cost(tokens, tokens, percent=50) for tokens in (0, 1, 10**6, 10**6 + 1)] == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(("priority", "most", "spent"), [(PRIORITY_BATCH, 25, 12), (PRIORITY_STANDARD, 50, 24)])
+def test_class_batch_reserves_and_pays_its_percent_of_the_price(priority, most, spent):
+    budget = Budget(DAY, MONEY, 1_000)
+    table = table_of(policy_of(budget), batch_percent=50)
+    assert reserve(table, priority=priority).reserved_nanos == most
+    assert use_of(table, budget) == (0, most)
+    charge = table.settle("reservation-1", 10, 7, "stop", NOON)
+    assert (charge.price_nanos, use_of(table, budget)) == (spent, (spent, 0))
+
+
+def test_a_request_of_class_batch_fits_into_a_budget_that_is_too_small_for_the_full_price():
+    table = table_of(policy_of(Budget(DAY, MONEY, 25)), batch_percent=50)
+    assert rejection_of(table).reason == "BUDGET_EXCEEDED"
+    assert reserve(table, priority=PRIORITY_BATCH).reserved_nanos == 25
+    assert rejection_of(table, 2, priority=PRIORITY_BATCH).reason == "BUDGET_EXCEEDED"
+
+
+def test_a_deferred_request_of_class_batch_pays_as_any_other_one_of_its_class():
+    table = table_of(policy_of(Budget(DAY, MONEY, 1)), batch_percent=50)
+    assert reserve(table, priority=PRIORITY_BATCH, is_deferred=True).reserved_nanos == 25
+    assert table.settle("reservation-1", 10, 20, "stop", NOON).price_nanos == 25
 
 
 # Changes.

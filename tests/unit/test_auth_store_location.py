@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.auth.config import AuthConfig
-from penstock.auth.store.location import MEMORY, parse_location
 from penstock.chassis.config import ConfigError, describe, load
+from penstock.chassis.database.location import MEMORY, parse_location
 
 PASSWORD = "hunter2-secret"
 

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from penstock.auth.identity.authenticator import Authenticator, SigningKeyPending
+from penstock.auth.identity.delegation import DelegationIssuer
 from penstock.auth.identity.keys import KeyRing
 from penstock.auth.oidc.token import TokenExpired, TokenInvalid
 from penstock.chassis.errors import PenstockError
@@ -218,6 +219,6 @@ def test_no_token_of_the_corpus_is_accepted(name):
 @pytest.mark.parametrize("name", CORPUS)
 def test_the_authenticator_rejects_each_token_of_the_corpus(name):
     provider = Provider()
-    found = Authenticator(KeyRing(b"p" * 32), tokens=provider.verifier)
+    found = Authenticator(KeyRing(b"p" * 32), DelegationIssuer(b"p" * 32), tokens=provider.verifier)
     with pytest.raises(PenstockError):
         found.authenticate(Credential(bearer=CORPUS[name], loopback=True), NOW)

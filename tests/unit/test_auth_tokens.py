@@ -5,6 +5,7 @@ import hashlib
 import pytest
 
 from penstock.auth.identity.authenticator import Authenticator, SigningKeyPending
+from penstock.auth.identity.delegation import DelegationIssuer
 from penstock.auth.identity.keys import KeyRing
 from penstock.auth.oidc.token import TokenExpired, TokenInvalid
 from penstock.auth.oidc.verifier import VERIFIED_TTL_S, IssuerUnavailable
@@ -70,7 +71,7 @@ def test_claims_become_class_and_models(provider):
 
 def test_a_token_and_a_key_are_told_apart():
     provider, keys = Provider(), KeyRing(b"p" * 32)
-    found = Authenticator(keys, tokens=provider.verifier)
+    found = Authenticator(keys, DelegationIssuer(b"p" * 32), tokens=provider.verifier)
     assert found.authenticate(Credential(bearer=signed()), NOW).key_id == "oidc/acme/anna"
     with pytest.raises(PenstockError, match="this API key is unknown"):
         found.authenticate(Credential(bearer="pk_a_" + "x" * 26), NOW)

@@ -6,6 +6,7 @@ from dispatch_mesh import book_of, demand_of
 from penstock.chassis.errors import Unavailable
 from penstock.mesh.v1.queue_pb2 import Demand, HeldModel, ModelDemand
 from penstock.queue.autoscaling.demand import (
+    BATCH_WORKERS,
     CATCH_UP_S,
     MAX_FULLNESS,
     MAX_PREFILL_SHARE,
@@ -27,6 +28,7 @@ from penstock.simulator.autoscaling.clairvoyant import (
     worker_seconds,
 )
 from penstock.simulator.autoscaling.keda import KedaController, KedaSettings
+from penstock.v1.inference_pb2 import PRIORITY_BATCH
 from queue_tickets import ticket
 
 NOW = 1_000.0
@@ -104,6 +106,15 @@ def test_the_size_of_a_worker_outlives_the_last_one():
     assert demand.worker == size
 
 
+def test_batch_work_needs_the_first_worker_and_no_further_one():
+    batch = NO_WORK._replace(batch=10_000)
+    assert known_demand().workers_needed(batch, TicketSize(1_000, 100), NOW).workers == BATCH_WORKERS
+    assert QueueDemand().workers_needed(batch, TicketSize(), NOW).workers == BATCH_WORKERS
+    others = NO_WORK._replace(running=17, running_tokens=17 * 100)
+    alone = known_demand().workers_needed(others, TicketSize(), NOW)
+    assert known_demand().workers_needed(others._replace(batch=10_000), TicketSize(), NOW) == alone
+
+
 # The report of a shard.
 
 
@@ -112,6 +123,19 @@ def test_a_shard_reports_waiting_tickets_by_the_name_of_their_model():
     book.on_edge_connected("edge")
     book.enqueue(ticket("t", model="m@v1"), NOW)
     assert [each.model for each in demand_of(book).report(NOW).models] == ["m"]
+
+
+def test_a_shard_asks_for_no_worker_for_tickets_of_class_batch_beside_the_first():
+    book = book_of(warm_up=1e9)
+    book.on_edge_connected("edge")
+    demand = demand_of(book)
+    for number in range(50):
+        book.enqueue(ticket(f"b{number}", model="m@v1", priority=PRIORITY_BATCH), NOW)
+    [batch_only] = demand.report(NOW).models
+    assert (batch_only.by_slots, batch_only.by_tokens, batch_only.by_prefill) == (BATCH_WORKERS, 0, 0)
+    book.enqueue(ticket("i", model="m@v1"), NOW)
+    [with_others] = demand.report(NOW).models
+    assert with_others.by_slots == 1.0  # the size of a worker is unknown
 
 
 def test_a_shard_reports_held_requests_until_they_are_not_confirmed():

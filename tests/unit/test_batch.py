@@ -2,10 +2,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.mesh.prefill_rank import BATCH_RANK, DEFAULT_RANK, EXPRESS_RANK
 from penstock.worker.engine.batching.batch import Batch
 from penstock.worker.engine.batching.block_pool import BlockPool
 from penstock.worker.engine.batching.errors import PromptTooLong, StartInvalid
-from penstock.worker.engine.batching.policy import OVERTAKEN_OLDEST_FACTOR, ContinuousBatching, StaticBatching
+from penstock.worker.engine.batching.policy import (
+    MAX_YIELDING_STEPS,
+    OVERTAKEN_OLDEST_FACTOR,
+    ContinuousBatching,
+    StaticBatching,
+    Yielding,
+)
 from penstock.worker.engine.interface import (
     FinishReason,
     SequenceAdmitted,
@@ -110,28 +117,63 @@ def test_express_prompts_go_before_shorter_ones_and_the_oldest_keeps_part_of_its
     batch.add(spec(1, prompt=40))
     step(batch)
     batch.add(spec(2, prompt=6))
-    batch.add(spec(3, prompt=20, is_express=True))
+    batch.add(spec(3, prompt=20, prefill_rank=EXPRESS_RANK))
     chunks = [{part.sequence.spec.seq_id: part.count for part in batch.plan().prefills}]
     assert chunks == [{1: 2, 3: 14}]
 
 
 def test_the_oldest_express_prompt_has_the_guaranteed_share():
-    left = ContinuousBatching(token_budget=64, oldest_share=0.25).split_prefill([500, 300, 90], 0, [False, True, True])
+    left = ContinuousBatching(token_budget=64, oldest_share=0.25).split_prefill([500, 300, 90], 0, [1, 0, 0])
     assert left == [2, 15, 47]
-    assert ContinuousBatching(token_budget=64, oldest_share=0.25).split_prefill([300, 90], 0, [True, True]) == [16, 48]
+    assert ContinuousBatching(token_budget=64, oldest_share=0.25).split_prefill([300, 90], 0, [0, 0]) == [16, 48]
 
 
 @given(st.lists(st.tuples(st.integers(1, 90), st.booleans()), min_size=1, max_size=9), st.integers(0, 40))
 def test_no_other_prompt_exceeds_the_oldest_share_while_an_express_one_lacks_tokens(prompts, decodes):
     policy = ContinuousBatching(token_budget=32)
     remaining, urgent = [tokens for tokens, _ in prompts], [is_urgent for _, is_urgent in prompts]
-    chunks = policy.split_prefill(remaining, decodes, urgent)
+    ranks = [EXPRESS_RANK if is_urgent else DEFAULT_RANK for is_urgent in urgent]
+    chunks = policy.split_prefill(remaining, decodes, ranks)
     assert sum(chunks) == min(sum(remaining), max(1, 32 - decodes))
     others = [chunk for chunk, is_urgent in zip(chunks[1:], urgent[1:], strict=True) if not is_urgent]
     lacks = any(flag and chunk < left for chunk, left, flag in zip(chunks, remaining, urgent, strict=True))
     assert not (lacks and any(others))
     share = policy.oldest_share * (OVERTAKEN_OLDEST_FACTOR if any(urgent) and not urgent[0] else 1)
     assert chunks[0] >= min(remaining[0], max(1, int(share * max(1, 32 - decodes))))
+
+
+def test_batch_prompts_get_no_more_than_their_share_while_others_prefill():
+    policy = ContinuousBatching(token_budget=64, oldest_share=0.25)
+    assert policy.split_prefill([500, 90, 10], 0, [BATCH_RANK, DEFAULT_RANK, BATCH_RANK]) == [1, 63, 0]
+    assert policy.split_prefill([9, 500], 0, [DEFAULT_RANK, BATCH_RANK]) == [9, 0]
+
+
+def test_batch_prompts_leave_budget_while_others_may_arrive():
+    batch = batch_of(batching=ContinuousBatching(token_budget=16, yielding_share=0.25))
+    batch.add(spec(1, prompt=50, prefill_rank=BATCH_RANK))
+    assert step(batch).prefill_tokens == 16, "none has arrived yet"
+    batch.add(spec(2, prompt=3, output=1))
+    assert step(batch).finished
+    assert [step(batch).prefill_tokens for _ in range(3)] == [4] * 3
+
+
+def test_a_batch_yields_for_a_bounded_number_of_steps():
+    yielding = Yielding()
+    yielding.on_added(BATCH_RANK, 1)
+    assert not yielding.is_due(2)
+    yielding.on_added(DEFAULT_RANK, 5)
+    assert yielding.is_due(5 + MAX_YIELDING_STEPS)
+    assert not yielding.is_due(6 + MAX_YIELDING_STEPS)
+
+
+def test_the_backlog_that_others_wait_for_has_no_batch_prompts():
+    batch = batch_of()
+    batch.add(spec(1, prompt=20, prefill_rank=BATCH_RANK))
+    assert batch.capacity().prefill_backlog_tokens == 0
+    batch.add(spec(2, prompt=7))
+    assert batch.capacity().prefill_backlog_tokens == 7
+    run_out(batch)
+    assert batch.capacity().prefill_backlog_tokens == 0
 
 
 @pytest.mark.parametrize("decodes", [0, 3, 100])

@@ -72,11 +72,11 @@ def test_every_world_can_have_a_long_freeze(fake_worlds):
 
 
 def test_the_replay_command_has_the_overrides(fake_worlds, monkeypatch):
-    overrides = PlanOverrides(has_poison=True, max_freeze_s=12.5)
+    overrides = PlanOverrides(has_poison=True, has_batches=True, max_freeze_s=12.5)
     replayed = replace(outcome(FAILING_SEED), plan=plan_world(FAILING_SEED, overrides)), []
     monkeypatch.setattr(command, "replay", lambda seed, overrides: replayed)
-    ran = run("--seed", str(FAILING_SEED), "--frame-log", "--poison", "--longest-freeze", "12.5")
-    assert f"penstock faults --seed {FAILING_SEED} --poison --longest-freeze 12.5 --frame-log" in ran.stdout
+    ran = run("--seed", str(FAILING_SEED), "--frame-log", "--poison", "--batches", "--longest-freeze", "12.5")
+    assert f"penstock faults --seed {FAILING_SEED} --poison --batches --longest-freeze 12.5 --frame-log" in ran.stdout
 
 
 def test_json_has_the_sums_over_all_worlds(fake_worlds):

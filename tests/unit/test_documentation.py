@@ -95,6 +95,8 @@ def folder(tmp_path_factory):
         write_tiny_model(models / model)
     (models / "some-llama.gguf").touch()
     (home / "step_time.toml").touch()
+    (home / "examples").symlink_to(REPO / "examples")
+    (home / "FILE").touch()  # of any command
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home))
         patch.chdir(home)

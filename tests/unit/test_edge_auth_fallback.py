@@ -54,6 +54,14 @@ def test_an_identity_is_cached_by_credential_and_loopback_until_its_ttl():
     assert cache.find(Credential(bearer="pk_ann", loopback=True), PRIORITY_UNSPECIFIED, 10.0) is None
 
 
+def test_the_identity_of_a_line_is_cached_by_its_delegation():
+    cache = callers()
+    cache.record_admitted(Credential(delegation=b"d"), identity(), PRIORITY_BATCH, 10.0)
+    assert cache.find_known(Credential(delegation=b"d"), 10.0) == identity()
+    for other in (Credential(), Credential(delegation=b"e"), Credential(bearer="d")):
+        assert cache.find_known(other, 10.0) is None
+
+
 def test_a_rejected_caller_stays_cached_and_is_marked_until_it_is_admitted_again():
     def is_accepted():
         return cache.find(CREDENTIAL, PRIORITY_UNSPECIFIED, 12.0, accepts_rejected=False) is not None

@@ -5,7 +5,10 @@ import asyncio
 import pytest
 
 from auth_replicas import HIGH, LOW, claims, tenant_in
+from penstock.edge.upstreams import frames
 from penstock.mesh.partitions import partition_of
+from penstock.mesh.v1.admission_pb2 import Identity
+from penstock.v1.inference_pb2 import PRIORITY_BATCH
 from virtual_auth import VirtualAuthMesh
 
 pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
@@ -47,6 +50,56 @@ def test_known_tenants_go_on_after_a_second_newcomers_are_admitted_by_the_succes
     figures = mesh.runner.figures()
     assert (figures["fallback_admitted"], figures["fallback_rejected"], figures["deferred_reservations"]) == (1, 0, 0)
     assert high.received[-2:] == [("deferred", LOW_TENANT), ("reserve", NEWCOMER)]
+
+
+def test_a_line_of_a_batch_waits_for_the_successor_and_takes_no_tokens_of_the_grant(mesh):
+    low, high = mesh.replicas
+    known = mesh.request(LOW_TENANT, "first line", is_delegated=True)
+    mesh.pass_by(ROUND_TRIP_S)
+    assert known.state == "queued"
+    mesh.kill(low)
+    mesh.pass_by(0.3)
+    line = mesh.request(LOW_TENANT, "line", is_delegated=True)
+    mesh.pass_by(1.5)
+    assert (line.state, line.error) == ("reserving", "")
+    mesh.claim(high, {**high.epochs, **claims(LOW, 2)})
+    mesh.pass_by(ROUND_TRIP_S)
+    assert line.state == "queued"
+    figures = mesh.runner.figures()
+    assert (figures["fallback_admitted"], figures["deferred_reservations"]) == (0, 0)
+    assert high.received[-1] == ("reserve", "line")
+
+
+def test_a_line_of_a_batch_is_rejected_if_no_replica_takes_over(mesh):
+    mesh.request(LOW_TENANT, "first line", is_delegated=True)
+    mesh.pass_by(ROUND_TRIP_S)
+    mesh.kill(mesh.replicas[0])
+    mesh.pass_by(2.0)
+    line = mesh.request(LOW_TENANT, "line", is_delegated=True)
+    mesh.pass_by(2.4)
+    assert (line.state, line.error) == ("done", "AUTH_LOST")
+
+
+def test_all_runs_of_a_line_have_one_fingerprint_also_if_the_edge_does_not_know_its_key(mesh):
+    known, other, stranger = (
+        mesh.request(tenant, name, is_delegated=True)
+        for tenant, name in ((LOW_TENANT, "run 1"), (LOW_TENANT, "run 2"), (HIGH_TENANT, "another line"))
+    )
+    mesh.pass_by(ROUND_TRIP_S)
+    other.context.request.identity = Identity()
+    sent = [frames.reserve(each.context).reserve for each in (known, other, stranger)]
+    assert [each.credential.delegation.decode() for each in sent] == [LOW_TENANT, LOW_TENANT, HIGH_TENANT]
+    first, again, foreign = (each.answer_fingerprint for each in sent)
+    assert first == again != foreign
+
+
+def test_a_deferred_reservation_names_the_granted_class_and_no_credential(mesh):
+    request = mesh.request(LOW_TENANT, "request")
+    mesh.pass_by(ROUND_TRIP_S)
+    caller = Identity(key_id="oidc/acme/anna", priority=PRIORITY_BATCH)
+    sent = frames.reserve_admitted(request.context, caller, b"grant").reserve
+    assert (sent.priority, sent.fallback_admission.key_id) == (PRIORITY_BATCH, "oidc/acme/anna")
+    assert not sent.HasField("credential")
 
 
 def test_a_newcomer_is_rejected_4_s_after_the_death_if_no_replica_takes_over(mesh):

@@ -20,6 +20,9 @@ LIKELY_SEEDS = {
     "an_edge_mistakes_its_own_stall_for_an_auth_outage": 45,
     "credit_is_not_returned_with_a_decline": 17,
     "cleared_runs_continue_with_the_next_suspect": 167,
+    "a_chunk_starts_lines_without_a_recent_confirmation": 1,
+    "a_result_that_is_repeated_is_counted_again": 5,
+    "an_edge_is_not_told_that_a_line_may_have_run": 4,
 }
 SEEDS_WITHOUT_MUTATION = 6
 

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 import penstock.cli
 from faults_mutants import MUTANTS
 from penstock.cli.__main__ import cli
-from penstock.faults.run import collect_finished_worlds, run_plan, run_seed
+from penstock.faults.leftovers import collect_finished_worlds
+from penstock.faults.run import run_plan, run_seed
 from penstock.faults.sweep import replay, run_seeds
 from penstock.faults.world import environment
 from penstock.faults.world.world import World

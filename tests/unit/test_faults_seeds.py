@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.faults.batch_plans import BATCH_FAILPOINTS
 from penstock.faults.failpoints import PARTITION_FAILPOINTS
 from penstock.faults.plan import PlanOverrides
 from penstock.faults.response_plans import RESPONSE_FAILPOINTS
@@ -16,6 +17,7 @@ ROLLOUT_SEEDS = seeds_of_this_commit(300)  # likewise, with `--rollout`
 LONG_SEEDS = seeds_of_this_commit(80)  # likewise, with `--longest-freeze 40`; they take four times as long
 REPLICA_SEEDS = seeds_of_this_commit(400)  # likewise, with `--auth-replicas`
 RESPONSE_SEEDS = seeds_of_this_commit(400)  # likewise, with `--responses`
+BATCH_SEEDS = seeds_of_this_commit(48)  # likewise, with `--batches`
 
 
 def test_no_seed_violates_a_guarantee():
@@ -63,3 +65,12 @@ def test_no_seed_violates_a_guarantee_with_stored_responses():
         tally.add(outcome)
     assert {outcome.plan.seed: outcome.violations for outcome in tally.failed_worlds} == {}
     assert set(RESPONSE_FAILPOINTS) <= tally.frames_by_failpoint.keys()
+
+
+def test_no_seed_violates_a_guarantee_with_batches():
+    tally = SweepSummary()
+    for outcome in run_seeds(BATCH_SEEDS, PlanOverrides(has_batches=True)):
+        assert outcome.plan.batches
+        tally.add(outcome)
+    assert {outcome.plan.seed: outcome.violations for outcome in tally.failed_worlds} == {}
+    assert set(BATCH_FAILPOINTS) <= tally.frames_by_failpoint.keys()

@@ -1,5 +1,6 @@
 """Components that no overlay or one overlay has, added to an overlay: valid, without a fault, and with their effect."""
 
+import copy
 import json
 import os
 
@@ -7,7 +8,7 @@ import pytest
 
 from manifest_check.objects import TIERS, Manifests
 from manifest_check.rules import manifest_faults
-from manifests import DEPLOY_FOLDER, LOCAL_OVERLAY, OVERLAYS, get_object, pods_of, render_overlay
+from manifests import DEPLOY_FOLDER, LOCAL_OVERLAY, OVERLAYS, container, get_object, pods_of, render_overlay
 
 COMPONENTS = DEPLOY_FOLDER / "k8s" / "components"
 
@@ -26,7 +27,7 @@ def test_every_component_is_in_an_overlay_or_in_a_test(name):
     assert f"components/{name}\n" in used or name in ALONE
 
 
-ALONE = {"cert-manager-csi", "edge-processes", "gateway", "model-volume"}
+ALONE = {"batches-postgres", "cert-manager-csi", "edge-processes", "gateway", "model-volume"}
 
 
 @pytest.mark.parametrize("name", sorted(ALONE))
@@ -43,6 +44,23 @@ def test_every_process_that_has_metrics_is_scraped(tmp_path):
     selected = manifests.selected(monitor["spec"]["selector"])
     assert {each.tier for each in selected} == set(TIERS)
     assert {name for each in selected for name in each.ports if name.startswith("metrics")} == scraped
+
+
+def test_batches_on_postgres_have_pods_that_share_a_volume(tmp_path):
+    objects = with_components(tmp_path, "batches-postgres")
+    batch = pods_of(objects, "batch")
+    assert (batch["kind"], batch["spec"]["replicas"]) == ("Deployment", 2)
+    (store,) = [each for each in container(batch)["env"] if each["name"] == "PENSTOCK_BATCH_STORE"]
+    assert store["valueFrom"] == {"secretKeyRef": {"name": "batch-postgres", "key": "url"}}
+    claim = next(
+        each for each in objects if (each["kind"], each["metadata"]["name"]) == ("PersistentVolumeClaim", "batch-store")
+    )
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    claim = copy.deepcopy(claim)
+    claim["spec"]["accessModes"] = ["ReadWriteOnce"]
+    others = [each for each in objects if each["metadata"]["name"] != "batch-store"]
+    text = "its pods share the volume claim batch-store, which one node at a time can mount"
+    assert manifest_faults([*others, claim]) == [f"Deployment batch: {text}"]
 
 
 def test_a_load_balancer_passes_connections_to_the_proxies():

@@ -35,7 +35,7 @@ MANIFEST_FAULTS = {
         "Service",
         "queue",
         set_in(("spec", "selector"), {"app.kubernetes.io/name": "penstock"}),
-        "selects pods of 8 components",
+        "selects pods of 9 components",
     ),
     "a targetPort by a wrong name": (
         "Service",

@@ -7,7 +7,7 @@ from manifest_check.objects import TIERS, Manifests
 from manifests import LOCAL_OVERLAY, OVERLAYS, get_object, pods_of, render_overlay
 
 POSTGRES_OVERLAY = OVERLAYS / "postgres"
-REPLICATED = sorted({*TIERS, "envoy"} - {"auth"})
+REPLICATED = sorted({*TIERS, "envoy"} - {"auth", "batch"})  # batch has one pod
 
 
 def share(text, replicas, *, is_rounded_up):

@@ -27,7 +27,7 @@ from penstock.routing.bootstrap import bootstrap
 from penstock.routing.edges.edge_spec import parse_specs
 from penstock.routing.secrets import secret_files
 
-PORTS = {"auth": 7002, "edge": 7001, "queue": 7003, "routing": 7006, "scheduler": 7004, "worker": 7005}
+PORTS = {"auth": 7002, "batch": 7029, "edge": 7001, "queue": 7003, "routing": 7006, "scheduler": 7004, "worker": 7005}
 GPU_OVERLAY = OVERLAYS / "gpu"
 POSTGRES_OVERLAY = OVERLAYS / "postgres"
 EXAMPLE = REPO / "examples" / "kubernetes"
@@ -177,8 +177,10 @@ def test_the_proxies_read_the_certificate_that_is_mounted(rendered):
     assert secrets == str(mounts["config"])
 
 
-def test_with_the_driver_each_pod_has_an_identity_of_its_own(tmp_path):
-    components = [os.path.relpath(DEPLOY_FOLDER / "k8s" / "components" / "cert-manager-csi", tmp_path)]
+@pytest.mark.parametrize("before", [[], ["batches-postgres"]], ids=["sqlite", "postgres"])
+def test_with_the_driver_each_pod_has_an_identity_of_its_own(tmp_path, before):
+    names = [*before, "cert-manager-csi"]
+    components = [os.path.relpath(DEPLOY_FOLDER / "k8s" / "components" / each, tmp_path) for each in names]
     overlay = {"resources": [os.path.relpath(LOCAL_OVERLAY, tmp_path)], "components": components}
     (tmp_path / "kustomization.yaml").write_text(json.dumps(overlay))
     objects = render_overlay(tmp_path)
@@ -212,3 +214,28 @@ def test_a_second_edge_process_of_a_pod_shares_the_ports_of_the_api_and_no_other
     for pod, environment_of in ((first, of_first), (second, of_second)):
         probed = {pod[probe]["grpc"]["port"] for probe in ("readinessProbe", "livenessProbe")}
         assert probed == {int(environment_of["PENSTOCK_EDGE_HEALTH_LISTEN"].rpartition(":")[2])}
+
+
+def test_batches_have_one_writer_a_volume_and_the_edges_know_them(rendered):
+    batch = pods_of(rendered, "batch")
+    assert (batch["kind"], batch["spec"]["replicas"]) == ("StatefulSet", 1)
+    settings = environment(batch)
+    folder = next(each["mountPath"] for each in container(batch)["volumeMounts"] if each["name"] == "store")
+    stored = [Path(settings[f"PENSTOCK_BATCH_{name}"]) for name in ("STORE", "FOLDER")]
+    assert [each.parent for each in stored] == [Path(folder)] * 2
+    assert settings["PENSTOCK_BATCH_EDGES"] == f"dns:///edge:{ports(pods_of(rendered, 'edge'))['grpc']}"
+    assert environment(pods_of(rendered, "edge"))["PENSTOCK_EDGE_BATCHES"] == f"dns:///batch:{ports(batch)['grpc']}"
+
+
+@pytest.mark.parametrize("overlay", [EXAMPLE, POSTGRES_OVERLAY], ids=["example", "postgres"])
+def test_a_mesh_without_the_component_runs_no_batches(overlay):
+    objects = render_overlay(overlay)
+    assert "PENSTOCK_EDGE_BATCHES" not in environment(pods_of(objects, "edge"))
+    assert not [each for each in objects if each["kind"] in WORKLOAD_KINDS and each["metadata"]["name"] == "batch"]
+
+
+def test_with_the_driver_a_mesh_without_batches_has_no_fault(tmp_path):
+    components = [os.path.relpath(DEPLOY_FOLDER / "k8s" / "components" / "cert-manager-csi", tmp_path)]
+    overlay = {"resources": [os.path.relpath(GPU_OVERLAY, tmp_path)], "components": components}
+    (tmp_path / "kustomization.yaml").write_text(json.dumps(overlay))
+    assert manifest_faults(render_overlay(tmp_path)) == []

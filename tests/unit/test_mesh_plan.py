@@ -127,6 +127,41 @@ def test_each_of_several_envoys_has_its_own_name_port_and_routing():
     assert [each.environment["PENSTOCK_ROUTING_ENVOY_LISTEN"] for each in plan.processes_of("routing")] == plan.proxies
 
 
+def test_a_batch_process_has_its_store_in_the_folder_of_the_mesh_and_the_mutual_addresses_of_all_edges():
+    plan = plan_of(edges=2, batches=1, envoy=False)
+    [batch] = plan.processes_of("batch")
+    assert (batch.name, batch.address) == ("batch", "127.0.0.1:7029")
+    assert batch.environment["PENSTOCK_BATCH_STORE"] == "/state/batch.sqlite"
+    assert batch.environment["PENSTOCK_BATCH_FOLDER"] == "/state/batch-files"
+    doors = [each.proxy_doors[0] for each in plan.processes_of("edge")]
+    assert batch.environment["PENSTOCK_BATCH_EDGES"].split(",") == doors == ["127.0.0.1:7008", "127.0.0.1:7018"]
+    assert {each.environment["PENSTOCK_EDGE_BATCHES"] for each in plan.processes_of("edge")} == {batch.address}
+
+
+def test_processes_of_the_batch_tier_on_postgres_share_store_and_folder():
+    url = "postgresql://postgres@/postgres?host=/state"
+    plan = plan_mesh(MeshOptions(store="postgres", batches=2), Path("/state"), "the-key", store=url)
+    batches = plan.processes_of("batch")
+    assert [each.name for each in batches] == ["batch-1", "batch-2"]
+    assert {each.environment["PENSTOCK_BATCH_STORE"] for each in batches} == {url}
+    assert len({each.environment["PENSTOCK_BATCH_FOLDER"] for each in batches}) == 1
+    addresses = ",".join(each.address for each in batches)
+    assert {each.environment["PENSTOCK_EDGE_BATCHES"] for each in plan.processes_of("edge")} == {addresses}
+
+
+def test_in_a_plaintext_mesh_a_batch_process_uses_the_addresses_of_clients():
+    plan = plan_of(edges=2, batches=1, insecure=True)
+    [batch] = plan.processes_of("batch")
+    assert batch.environment["PENSTOCK_BATCH_EDGES"].split(",") == [each.address for each in plan.processes_of("edge")]
+    assert batch.environment["PENSTOCK_BATCH_LISTEN"] == batch.address
+
+
+def test_without_a_batch_process_edges_run_no_batches():
+    plan = plan_of(envoy=False)
+    assert not plan.processes_of("batch")
+    assert not any("PENSTOCK_EDGE_BATCHES" in each.environment for each in plan.processes)
+
+
 def test_edges_that_share_a_port_have_the_addresses_of_the_first_and_sockets_of_their_own():
     plan = plan_of(edges=3, shared_edge_port=True)
     edges = plan.processes_of("edge")

@@ -17,7 +17,7 @@ from penstock.local_mesh.ports import (
 
 def largest_plan(folder, base_port=BASE_PORT):
     options = MeshOptions(
-        auths=4, edges=4, queues=4, schedulers=4, workers=4, envoys=4, engine="sim", base_port=base_port
+        auths=4, edges=4, queues=4, schedulers=4, workers=4, envoys=4, batches=4, engine="sim", base_port=base_port
     )
     return plan_mesh(options, folder, "pk_dev_0", envoy="/bin/envoy")
 

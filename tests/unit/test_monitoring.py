@@ -130,7 +130,7 @@ def test_a_dashboard_can_be_imported_into_any_grafana(path):
 def test_dashboards_have_titles_and_uids_of_their_own_and_there_is_one_for_each_tier():
     uids = {each.uid for each in DASHBOARDS}
     assert len(uids) == len(DASHBOARDS) == len({each.title for each in DASHBOARDS})
-    pages = ("overview", "auth", "edge", "queue", "routing", "scheduler", "worker", "tenant")
+    pages = ("overview", "auth", "batch", "edge", "queue", "routing", "scheduler", "worker", "tenant")
     assert uids == {f"penstock-{each}" for each in pages}
     maps = [each for each in render_overlay(OVERLAYS / "autoscaled") if each["kind"] == "ConfigMap"]
     found = {

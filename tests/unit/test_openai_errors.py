@@ -17,6 +17,7 @@ CASES = [
     (errors.AlreadyExists("m"), 409, "invalid_request_error", "already_exists"),
     (BodyTooLarge("m"), 413, "invalid_request_error", "body_too_large"),
     (errors.QuotaExceeded("m", retry_after=2.5), 429, "rate_limit_error", "rate_limit_exceeded"),
+    (errors.Overloaded("m", reason="FILES_FULL", retry_after=60.0), 429, "rate_limit_error", "files_full"),
     (errors.Cancelled("m"), 499, "invalid_request_error", "cancelled"),
     (errors.Internal("m"), 500, "server_error", "internal"),
     (errors.Unimplemented("m"), 501, "server_error", "unimplemented"),

@@ -6,9 +6,10 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from penstock.chassis.errors import InvalidArgument
+from penstock.chassis.security.permissions import PERMISSIONS
 from penstock.edge.api.grpc.embeddings import embedding_call_of
 from penstock.local_mesh.plan import MeshOptions, plan_mesh
-from penstock.mesh.limits.rules import Apart, Many, Unchecked
+from penstock.mesh.limits.rules import Apart, Data, Many, Unchecked
 from penstock.mesh.limits.table import TABLE
 from penstock.mesh.limits.violations import violation_of
 from penstock.proofs.hostile.certificates import Authority, Credentials, identities, mesh_leaves, spiffe_names
@@ -19,18 +20,19 @@ from penstock.proofs.hostile.corpus.impersonation import impersonation_cases
 from penstock.proofs.hostile.corpus.inner_services import OPERATOR_METHODS
 from penstock.proofs.hostile.corpus.malformed_messages import DOOR_METHODS, INNER_METHODS
 from penstock.proofs.hostile.corpus.tier_streams import TIER_STREAMS
-from penstock.proofs.hostile.corpus.wrong_frames import wrong_frames
+from penstock.proofs.hostile.corpus.wrong_frames import MAX_FRAME_BYTES, wrong_frames
 from penstock.proofs.hostile.judge.verdict import MIN_CASES
 from penstock.proofs.hostile.ports import Port, PortKind, ports_of
 from penstock.proofs.hostile.target import INTRUDER
 from penstock.proofs.hostile.wire.grpc_call import CallResult, framed, messages_of
-from penstock.v1 import admin_pb2, inference_pb2
+from penstock.v1 import admin_pb2, batches_pb2, inference_pb2
 from penstock.v1.inference_pb2 import GenerateRequest
 from raw_peers import example_target
 
 PUBLIC_METHODS = [
     f"/{service.full_name}/{method.name}"
-    for service in inference_pb2.DESCRIPTOR.services_by_name.values()
+    for file in (inference_pb2, batches_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 ]
 
@@ -58,6 +60,7 @@ def test_every_public_method_gets_malformed_messages():
 def test_every_stream_between_tiers_gets_malformed_messages_and_false_hellos():
     methods = {method for found in INNER_METHODS.values() for method in found}
     assert {stream.path for stream in TIER_STREAMS} <= methods
+    assert {f"/{path}" for path in PERMISSIONS if path.startswith("penstock.mesh.v1.")} <= methods
 
 
 def test_every_method_of_operators_is_called_by_strangers():
@@ -85,7 +88,8 @@ def test_each_checked_number_of_a_frame_has_a_wrong_case(stream):
             if isinstance(rule, Unchecked | Apart | Many) or field.type == FieldDescriptor.TYPE_MESSAGE:
                 continue
             covers_all = getattr(rule, "maximum", 0) >= 2**32 - 1 and field.cpp_type == FieldDescriptor.CPPTYPE_UINT32
-            assert covers_all or f"{kind.message_type.name}.{field.name}" in paths
+            is_long = isinstance(rule, Data) and rule.max_bytes > MAX_FRAME_BYTES
+            assert covers_all or is_long or f"{kind.message_type.name}.{field.name}" in paths
 
 
 def test_each_wrong_request_differs_from_the_valid_one():

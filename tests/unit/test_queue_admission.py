@@ -191,16 +191,29 @@ def test_the_expiration_of_late_tickets_does_not_affect_tickets_in_time():
     assert shard.credit(2) == ["a", "b"]
 
 
-def test_predictions_are_corrected_by_observed_waits():
+@pytest.mark.parametrize(("priority", "lowest", "highest"), [(INTERACTIVE, 1.5, 9.0), (BATCH, 1.0, 1.0)])
+def test_predictions_are_corrected_by_observed_waits_of_all_but_batch_tickets(priority, lowest, highest):
     shard = shard_at_full_speed()
     for number in range(200):
-        shard.enqueue(f"warm {number}", priority=BATCH, enqueued=shard.now)
-        shard.enqueue(f"more {number}", priority=BATCH, enqueued=shard.now)
+        shard.enqueue(f"warm {number}", priority=priority, enqueued=shard.now)
+        shard.enqueue(f"more {number}", priority=priority, enqueued=shard.now)
         shard.now += 0.4
         report(shard)
         for ticket_id in shard.credit(2):
             shard.place(ticket_id)
-    assert shard.book.model_queues["m"].forecast.correction > 1.5
+    assert lowest <= shard.book.model_queues["m"].forecast.correction <= highest
+
+
+def test_batch_tickets_do_not_change_the_prediction_of_others():
+    shard = shard_at_full_speed()
+    report_worker(shard, leases=8)
+    before = only(out.Queued, shard.enqueue("before", priority=INTERACTIVE)).predicted_ttft
+    shard.withdraw("before")
+    enqueue_many(shard, 2, priority=BATCH, tokens=5_000)
+    for ticket_id in shard.credit(2):
+        shard.place(ticket_id)
+    after = only(out.Queued, shard.enqueue("after", priority=INTERACTIVE)).predicted_ttft
+    assert after == pytest.approx(before)
 
 
 def report_worker(shard, leases=10, every=0.1):

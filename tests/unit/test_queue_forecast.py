@@ -8,7 +8,7 @@ from penstock.queue.prediction.estimators import DEFAULT_OUTPUT_TOKENS, MIN_HIST
 from penstock.queue.prediction.forecast import CORRECTION_BOUNDS, MAX_RECENT_WAITS, SATURATION_DELAY_S, Forecast
 from penstock.queue.prediction.pool_stats import PoolStats, ServiceRate, SlotRelease
 from penstock.queue.prediction.ttft_model import WorkAhead
-from queue_tickets import START_UNIX_S, ticket
+from queue_tickets import BATCH, START_UNIX_S, ticket
 
 FULL_POOL = PoolStats(
     START_UNIX_S, tokens_per_second=1_000.0, prefill_tokens_per_second=500.0, next_worker_backlog=100, step_time=0.01
@@ -36,17 +36,25 @@ def test_free_slots_take_a_burst_at_once():
 
 def test_free_slots_are_ignored_while_tickets_wait():
     forecast = measured()
-    forecast.record_unserved(3, START_UNIX_S)
+    forecast.record_unserved(3, 0, START_UNIX_S)
     roomy = PoolStats(START_UNIX_S, free_slots=64)
     assert forecast.predict(ticket("t"), WorkAhead(3, 300), [roomy], 0, START_UNIX_S + SATURATION_DELAY_S / 2).wait == 0
     assert forecast.predict(
         ticket("t"), WorkAhead(3, 300), [roomy], 0, START_UNIX_S + 2 * SATURATION_DELAY_S
     ).wait == pytest.approx(0.4)
-    forecast.record_unserved(0, START_UNIX_S + 1)
+    forecast.record_unserved(0, 0, START_UNIX_S + 1)
     assert (
         forecast.predict(ticket("t"), WorkAhead(3, 300), [roomy], 0, START_UNIX_S + 1 + 2 * SATURATION_DELAY_S).wait
         == 0
     )
+
+
+def test_batch_tickets_that_wait_leave_the_free_slots_to_others():
+    forecast, roomy, later = measured(), PoolStats(START_UNIX_S, free_slots=64), START_UNIX_S + 2 * SATURATION_DELAY_S
+    forecast.record_unserved(3, 3, START_UNIX_S)
+    assert forecast.predict(ticket("t"), WorkAhead(3, 300), [roomy], 0, later).wait == 0
+    behind = forecast.predict(ticket("t", priority=BATCH), WorkAhead(3, 300), [roomy], 0, later)
+    assert behind.wait == pytest.approx(0.4)
 
 
 def test_nothing_is_predicted_without_measurements():

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from penstock.mesh.prefill_rank import DEFAULT_RANK, EXPRESS_RANK
 from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.queue.frames import MAX_BACKLOG_TOKENS, MAX_PREFILL_BACKLOGS, MAX_WORKER_ID_CHARS, pool_stats_of
 from penstock.queue.prediction.pool_stats import WorkerCapacity
@@ -37,9 +38,10 @@ def seconds(tokens):
 def by_steps(lefts, express):
     """Return the tokens that a worker has computed at the end of the step in which each prompt is done."""
     batching, lefts, computed, found = ContinuousBatching(token_budget=BUDGET_TOKENS), list(lefts), 0, [0] * len(lefts)
+    ranks = [EXPRESS_RANK if each else DEFAULT_RANK for each in express]
     while any(lefts):
         places = [place for place, left in enumerate(lefts) if left]
-        chunks = batching.split_prefill([lefts[each] for each in places], 0, [express[each] for each in places])
+        chunks = batching.split_prefill([lefts[each] for each in places], 0, [ranks[each] for each in places])
         computed += sum(chunks)
         for place, chunk in zip(places, chunks, strict=True):
             lefts[place] -= chunk

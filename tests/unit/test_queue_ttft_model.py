@@ -81,6 +81,12 @@ def test_tickets_placed_since_the_report_use_its_slots():
     )
 
 
+def test_batch_tickets_placed_since_the_report_use_none_of_the_slots_that_are_left_free():
+    placed = FULL_POOL._replace(free_slots=3).with_batch_ticket_placed()
+    assert placed.free_slots == 2
+    assert ttft_of(placed, WorkAhead(2), 100) == ttft_of(FULL_POOL, WorkAhead(2), 100)
+
+
 def test_a_look_ahead_lease_is_granted_one_slot_earlier():
     ahead = FULL_POOL._replace(leases=9, available_leases=0)
     found = model_of(ahead).estimate(ReleaseCurve(RELEASES, 0.0), WorkAhead(1), TokenDemand(10, 10, 0.5))

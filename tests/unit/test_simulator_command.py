@@ -80,7 +80,7 @@ def test_an_example_is_found_by_its_name(tmp_path, monkeypatch):
     assert result.exit_code == 2
     message = " ".join(result.stderr.split())
     assert (
-        "asure.toml is neither a file nor an example; the examples are agents, azure, code_completion, mooncake"
+        "asure.toml is neither a file nor an example; the examples are agents, azure, batch, code_completion, mooncake"
         in message
     )
 

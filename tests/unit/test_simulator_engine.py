@@ -17,7 +17,7 @@ Shape = st.tuples(
     st.integers(0, 8),  # declared beyond it
     st.integers(0, 25),  # steps until it arrives
     st.none() | st.integers(0, 20),  # steps after which it is cancelled
-    st.booleans(),  # whether it is urgent
+    st.integers(0, 2),  # its rank
 )
 
 
@@ -28,8 +28,8 @@ def facts(run: SimRun) -> tuple[int, int, int, int]:
 def run_shapes(engine, kind, shapes):
     """Feed `shapes` as far as their blocks can be promised; return what each step did."""
     runs = [
-        SimRun(number, "a", prompt, output, output + more, is_express=is_urgent)
-        for number, (prompt, output, more, *_, is_urgent) in enumerate(shapes)
+        SimRun(number, "a", prompt, output, output + more, prefill_rank=rank)
+        for number, (prompt, output, more, *_, rank) in enumerate(shapes)
     ]
     blocks = {run.run_id: -(-(run.prompt_tokens + run.max_output_tokens) // kind.block_size) for run in runs}
     here, added, log = {}, {}, []

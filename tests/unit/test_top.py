@@ -98,6 +98,19 @@ def test_recent_requests_of_all_edges_are_listed_from_the_newest():
     assert [row["request_id"] for row in frame["requests"]] == ["edge-1-7", "edge-2-6", "edge-1-5"]
 
 
+def test_batches_of_replicas_of_one_store_are_listed_once_with_the_time_that_they_need():
+    row = {"batch_id": "batch_1", "tenant_id": "acme", "state": "in_progress", "lines": 5_000, "completed": 1_250}
+    row |= {"failed": 3, "time_left_s": 90.0, "window_left_s": 80_000.0}
+    replicas = [process_snapshot(name, "batch", batches=[row]) for name in ("batch-1", "batch-2")]
+    for each in replicas:
+        each.snapshot.figures.update(lines_running=7, lines_answered=600)
+    frame = frame_of(replicas)
+    assert [each["batch_id"] for each in frame["batches"]] == ["batch_1"]
+    assert [(each["tier"], each["active"], each["per_second"]) for each in frame["tiers"]] == [("batch", 14, 120.0)]
+    cells = next(line for line in text_of(frame).splitlines() if line.startswith("batch_1")).split()
+    assert cells == ["batch_1", "acme", "in_progress", "5,000", "1,250", "3", "90", "s", "80,000", "s"]
+
+
 def test_a_process_that_does_not_answer_is_shown_with_the_reason():
     silent = ProcessSample(name="queue-2", address="q:2", error=Unavailable("gone", reason="CONNECTION_LOST"))
     frame = frame_of([shard("queue-1"), silent])

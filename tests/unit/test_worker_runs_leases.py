@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.mesh.prefill_rank import DEFAULT_RANK, EXPRESS_RANK
 from penstock.worker.engine.interface import (
     FinishReason,
     SamplingParams,
@@ -25,12 +26,13 @@ def test_an_announced_lease_starts_at_once():
     assert repr(table) == "<RunTable 0 expected, 0 parked, 1 running on 1 streams>"
 
 
-def test_a_run_is_express_if_its_lease_was_announced_so():
+def test_a_run_has_the_prefill_rank_that_its_lease_was_announced_with():
     table = ready_table()
-    table.expect("l1", LeaseGrant("t1", is_express=True), "me", 5.0, 0.0)
+    table.expect("l1", LeaseGrant("t1", prefill_rank=EXPRESS_RANK), "me", 5.0, 0.0)
     [_, added] = table.start(make_run(table), 0.0)
-    assert added.spec.is_express
-    assert not started_run(table, handle=2, lease="l2", ticket="t2", is_express=True).spec.is_express
+    assert added.spec.prefill_rank == EXPRESS_RANK
+    other = started_run(table, handle=2, lease="l2", ticket="t2", prefill_rank=EXPRESS_RANK)
+    assert other.spec.prefill_rank == DEFAULT_RANK
 
 
 def test_a_start_that_overtakes_its_announcement_waits_for_it():

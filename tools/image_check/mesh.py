@@ -26,6 +26,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "scheduler": {"QUEUES": "{queue}"},
     "worker": {"SCHEDULERS": "{scheduler}"},
     "edge": {"AUTHS": "{auth}", "QUEUES": "{queue}", "HTTP_LISTEN": "127.0.0.1:0"},
+    "batch": {"EDGES": "{edge}"},
     "routing": {"EDGES": "{edge}/{edge_http}"},
 }
 

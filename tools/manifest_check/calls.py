@@ -9,7 +9,7 @@ from manifest_check.objects import COMPONENT, TIERS, Manifests, Object, Workload
 from manifest_check.references import is_headless, service_ports
 
 _ADDRESS = re.compile(r"(?P<dns>dns:///)?(?P<host>[a-z][a-z0-9-]*):(?P<ports>\d+(?:/\d+)*)")
-_OWN_VARIABLES = re.compile("PENSTOCK_(AUTH|EDGE|QUEUE|ROUTING|SCHEDULER|WORKER)_")  # others may name anything
+_OWN_VARIABLES = re.compile("PENSTOCK_(AUTH|BATCH|EDGE|QUEUE|ROUTING|SCHEDULER|WORKER)_")  # others may name anything
 _DYNAMIC_CALLS = (  # by xDS and by lease: component, component, name of the port
     ("envoy", "edge", "grpc"),
     ("envoy", "edge", "http"),

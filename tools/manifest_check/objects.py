@@ -12,7 +12,7 @@ from typing import Any
 Object = dict[str, Any]
 
 COMPONENT = "app.kubernetes.io/component"
-TIERS = ("auth", "edge", "queue", "routing", "scheduler", "worker")
+TIERS = ("auth", "batch", "edge", "queue", "routing", "scheduler", "worker")
 WORKLOAD_KINDS = ("Deployment", "StatefulSet", "DaemonSet", "Job")
 POD_IP = "10.0.0.1"  # made up for values that are known only in a cluster
 _SECRETS_WITH_A_FORM = {"PENSTOCK_EDGE_RESPONSE_KEYS": f"key:{'A' * 43}="}  # by variable; any text is another secret
@@ -132,9 +132,20 @@ class Workload:
         return {**made, **{each["name"]: each for each in self.pod.get("volumes") or []}}
 
     def is_written_by_one(self) -> bool:
-        """Whether a volume claim that pods may write to limits the workload to one pod."""
-        claims = [each.get("persistentVolumeClaim") for each in self.volumes.values()]
-        return self.tier == "auth" and any(claim and not claim.get("readOnly") for claim in claims)
+        """Whether the file of a store, on a volume claim that pods may write to, limits the workload to one pod."""
+        return self.tier in {"auth", "batch"} and bool(self.written_claims) and not self._has_database()
+
+    @property
+    def written_claims(self) -> list[str]:
+        """Names of the volume claims that pods may write to."""
+        claims = [each.get("persistentVolumeClaim") or {} for each in self.volumes.values()]
+        return [each["claimName"] for each in claims if each and not each.get("readOnly")]
+
+    def _has_database(self) -> bool:
+        """Whether the store is one that a Secret names: the URL of a database has a password."""
+        name = f"PENSTOCK_{self.tier.upper()}_STORE"
+        variables = [each for container in self.processes for each in container.spec.get("env") or []]
+        return any(each["name"] == name and each.get("valueFrom") for each in variables)
 
 
 class Manifests:

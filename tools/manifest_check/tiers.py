@@ -21,7 +21,8 @@ _LISTENERS = {  # setting: name of its port
     "admin_listen": "admin",
     "health_listen": "health",
 }
-_SLOW_STARTS = ("auth", "worker")  # they read a store or a model before they serve
+_SLOW_STARTS = ("auth", "batch", "worker")  # they read a store or a model before they serve
+_STORED = {"auth": "keys and the ledger", "batch": "files and batches"}
 _SECRET_NAME = re.compile(r"(^|_)(PASSWORD|PEPPER|SECRET|TOKEN)$")
 
 
@@ -71,6 +72,7 @@ def _secret_variables(tier: str) -> frozenset[str]:
 
 def _check_serving(workload: Workload, manifests: Manifests) -> Iterator[str]:
     yield from _check_rollout(workload)
+    yield from _check_shared(workload, manifests)
     if not workload.processes:
         yield f"has no container {workload.tier}"
     for container in workload.processes:
@@ -109,6 +111,14 @@ def _check_rollout(workload: Workload) -> Iterator[str]:
     taken = str((strategy.get("rollingUpdate") or {}).get("maxUnavailable", "25%"))
     if kind == "Deployment" and workload.tier != "worker" and taken not in {"0", "0%"}:
         yield "a roll takes pods away before there are new ones"
+
+
+def _check_shared(workload: Workload, manifests: Manifests) -> Iterator[str]:
+    """A volume that several pods write to can be mounted by several nodes."""
+    for name in workload.written_claims if not workload.is_written_by_one() else ():
+        claim = manifests.find("PersistentVolumeClaim", name) or {"spec": {}}
+        if "ReadWriteMany" not in claim["spec"].get("accessModes", []):
+            yield f"its pods share the volume claim {name}, which one node at a time can mount"
 
 
 def _check_spread(workload: Workload, manifests: Manifests) -> Iterator[str]:
@@ -200,8 +210,8 @@ def _check_values(config: ServiceConfig, workload: Workload) -> Iterator[str]:
             yield f"edges are given the address {config.advertise!r}, which is not the address of the pod"
         if getattr(config, "engine", "") == "sim":
             yield "its engine is sim, which makes up its answers"
-    if workload.tier == "auth" and getattr(config, "store", "") == ":memory:":
-        yield "its store :memory: loses keys and the ledger with the process"
+    if getattr(config, "store", "") == ":memory:":
+        yield f"its store :memory: loses {_STORED[workload.tier]} with the process"
     context = workload.pod.get("securityContext") or {}
     if workload.is_written_by_one() and "fsGroup" in context and context.get("fsGroupChangePolicy") != "OnRootMismatch":
         yield "without fsGroupChangePolicy OnRootMismatch, each mount opens its secrets to the group"

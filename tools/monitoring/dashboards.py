@@ -297,6 +297,29 @@ ROUTING = Dashboard(
     ),
 )
 
+BATCH = Dashboard(
+    "penstock-batch",
+    "Penstock: batch",
+    (
+        # Replicas of one store export the same number.
+        panel("Batches", "short", "{{state}}", "max by (state) (penstock_batch_batches)"),
+        panel("Lines left", "short", "lines", "max(penstock_batch_lines_left)"),
+        panel("Time left", "s", "last batch", "max(penstock_batch_time_left_seconds)"),
+        panel("Lines ended", "reqps", "{{outcome}}", rate("penstock_batch_lines_ended_total", "outcome")),
+        panel("Lines held", "short", "{{state}}", total("penstock_batch_lines", "state")),
+        panel("Lines that start again", "reqps", "{{cause}}", rate("penstock_batch_lines_returned_total", "cause")),
+        Panel("Commit of results", "s", quantiles("penstock_batch_commit_seconds")),
+        Panel(
+            "Chunks and edges",
+            "short",
+            {"chunks {{instance}}": "penstock_batch_chunks", "edges {{instance}}": "penstock_batch_edges"},
+        ),
+        panel("Files", "bytes", "bytes", "max(penstock_batch_files_bytes)"),
+        panel("Store available", "short", "{{instance}}", "penstock_batch_store_available"),
+        *process_panels("batch"),
+    ),
+)
+
 OF_TENANT = 'tenant="$tenant"'
 TENANT = Dashboard(
     "penstock-tenant",
@@ -319,4 +342,4 @@ TENANT = Dashboard(
     variables=("tenant",),
 )
 
-DASHBOARDS = (OVERVIEW, EDGE, AUTH, QUEUE, SCHEDULER, WORKER, ROUTING, TENANT)
+DASHBOARDS = (OVERVIEW, EDGE, AUTH, QUEUE, SCHEDULER, WORKER, ROUTING, BATCH, TENANT)

@@ -25,7 +25,7 @@ FAULTS = (
     Fault(
         alert="PenstockProcessDown",
         severity="page",
-        expression='up{job=~"(auth|edge|queue|routing|scheduler|worker).*"} == 0',
+        expression='up{job=~"(auth|batch|edge|queue|routing|scheduler|worker).*"} == 0',
         held="1m",
         runbook="a-process-is-down",
         summary="{{ $labels.instance }} of {{ $labels.job }} does not answer scrapes",
@@ -61,6 +61,14 @@ FAULTS = (
         held="1m",
         runbook="the-disk-of-auth-is-full",
         summary="The volume of {{ $labels.instance }} is {{ $value | humanizePercentage }} full",
+    ),
+    Fault(
+        alert="PenstockBatchStoreUnavailable",
+        severity="ticket",
+        expression="penstock_batch_store_available == 0",
+        held="1m",
+        runbook="the-store-of-batches-is-unavailable",
+        summary="{{ $labels.instance }} cannot use the store of batches",
     ),
     Fault(
         alert="PenstockCertificateExpires",

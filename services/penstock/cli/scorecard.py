@@ -13,6 +13,7 @@ from penstock.bench.tables import new_table
 from penstock.chassis.garbage import freeze_gc
 from penstock.cli.tables import stderr_console, stdout_console
 from penstock.local_mesh.plan import MeshOptions
+from penstock.proofs.batches.proof import BatchOptions, batch
 from penstock.proofs.card import ProofCard, exit_code
 from penstock.proofs.engine.options import EngineProofOptions
 from penstock.proofs.hostile.proof import HostileOptions, hostile
@@ -87,6 +88,7 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[ProofCard]], type[Any]]] = {
     "quota": (quota, QuotaOptions),
     "rollout": (rollout, RolloutOptions),
     "retrieval": (retrieval, RetrievalOptions),
+    "batch": (batch, BatchOptions),
     "soak": (soak, SoakOptions),
     "surge": (surge, SurgeOptions),
     "clocks": (clocks, ClocksOptions),

@@ -104,10 +104,27 @@ def _simulation_lines(figures: Mapping[str, Any]) -> Iterator[str]:
             f"{prefixes['hit_share']:.1%} of prompt tokens found in caches, "
             f"of {prefixes['repeated_share']:.1%} that are repeated"
         )
+    for batch in figures.get("batches", ()):
+        yield _batch_line(batch)
     if "same_zone_share" in figures:
         yield f"{figures['same_zone_share']:.1%} of leases were granted to a worker in their client's zone"
     if len(figures["service_by_tenant"]) > 1:
         yield f"max service gap between backlogged tenants: {figures['max_service_gap']:,.0f} weighted tokens"
+
+
+def _batch_line(batch: Mapping[str, Any]) -> str:
+    tokens = batch["input_tokens"] + batch["output_tokens"]
+    if batch["ended_s"]:
+        end = f"ended at {batch['ended_s']:,.0f} s"
+    elif batch["expected_end_s"]:
+        end = f"expected end at {batch['expected_end_s']:,.0f} s"
+    else:
+        end = "no expected end"
+    verdict = "in time" if batch["is_in_time"] else "late"
+    return (
+        f"batch {batch['tenant']}: {batch['lines_done']:,} of {batch['lines']:,} lines, {tokens:,} tokens; "
+        f"{end}, {verdict} for {batch['expires_s']:,.0f} s"
+    )
 
 
 @contextmanager

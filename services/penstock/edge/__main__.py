@@ -13,9 +13,11 @@ from penstock.chassis.security.process import open_security
 from penstock.chassis.server.server import Server, serving
 from penstock.chassis.streams.protocol import hello_of
 from penstock.edge.api.doors import Doors
+from penstock.edge.api.grpc.batches import BatchesService
 from penstock.edge.api.grpc.service import InferenceService
 from penstock.edge.api.http.app import OpenAIApp
 from penstock.edge.api.http.server import serving_http
+from penstock.edge.api.lines.service import LineService
 from penstock.edge.api.openai.responses.stored import ResponsesFormat
 from penstock.edge.config import EdgeConfig
 from penstock.edge.explain.service import EdgeAdmin
@@ -26,6 +28,8 @@ from penstock.edge.observations import observations
 from penstock.edge.runner import RequestRunner
 from penstock.edge.stored.service import StoredResponses
 from penstock.edge.text.executor import TokenizerPools
+from penstock.edge.upstreams.batches import BatchClient
+from penstock.mesh.v1.batch_pb2_grpc import add_LineServiceServicer_to_server
 
 
 async def run_edge(config: EdgeConfig) -> None:
@@ -50,9 +54,11 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
         gateway = Gateway(config, runner, catalog, planner, threads)
         doors = Doors(config, gateway)
         stored = StoredResponses(config, gateway, ResponsesFormat(), hello, clock, dialer=security.dialer)
-        async with background(catalog.run(), runner.run(), doors.run(), stored.run()):
+        batches = BatchClient(config.batches, dialer=security.dialer)
+        lines = LineService(gateway, hello)
+        async with background(catalog.run(), runner.run(), doors.run(), stored.run(), batches.run()):
             await _wait_ready(runner, catalog, config.startup_timeout)
-            app = OpenAIApp(gateway, stored, runner.has_connected.is_set)
+            app = OpenAIApp(gateway, stored, batches, runner.has_connected.is_set)
             async with (
                 serving_http(
                     config.http_listen,
@@ -73,11 +79,21 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                 ),
                 serving(
                     config.listen,
-                    [(doors.grpc.add_to_server, InferenceService(gateway, hello))],
+                    [
+                        (doors.grpc.add_to_server, InferenceService(gateway, hello)),
+                        (doors.grpc.add_batches_to_server, BatchesService(gateway, batches)),
+                        (add_LineServiceServicer_to_server, lines),
+                    ],
                     admin=EdgeAdmin(
                         config.instance_id,
                         runner.history,
-                        lambda: {**runner.figures(), **gateway.figures, **doors.figures, **stored.figures},
+                        lambda: {
+                            **runner.figures(),
+                            **gateway.figures,
+                            **doors.figures,
+                            **stored.figures,
+                            **lines.figures,
+                        },
                         runner.tables,
                     ),
                     observe=partial(observations, runner, doors),
@@ -96,6 +112,7 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                 try:
                     yield server
                 finally:
+                    await lines.release()
                     await stored.release(only_background=True)
             await stored.release()
             await runner.wait_drained()

@@ -20,6 +20,10 @@ async def _no_op() -> None:
     pass
 
 
+def _unnamed(spec: RequestSpec, _choice: int) -> RequestSpec:
+    return spec
+
+
 @asynccontextmanager
 async def generate_choices(
     gateway: Gateway,
@@ -30,11 +34,14 @@ async def generate_choices(
     inputs: Sequence[Prompt] = (),
     traceparent: str = "",
     on_admitted: Callable[[], Awaitable[object]] = _no_op,  # awaited first
+    named: Callable[[RequestSpec, int], RequestSpec] = _unnamed,
+    on_created: Callable[[RequestContext], None] = lambda _: None,
 ) -> AsyncIterator[ChoiceStream]:
     """Run `spec.n` requests for each of `inputs`, or for the input of `spec`, as `Gateway.generate` runs one.
 
     The requests of one prompt tokenize it once, and it is charged with the first of them. Leaving the block before the
-    last `finished` cancels all.
+    last `finished` cancels all. `named` gives the spec of a choice the id of its answer, and `on_created` receives each
+    request before it starts.
     """
     specs = choice_specs(spec, inputs or (spec.input,), spec.n, lambda: _seeds.getrandbits(64))
     stream = ChoiceStream(gateway.memory, len(specs))
@@ -46,7 +53,9 @@ async def generate_choices(
 
     try:
         for each, sink in zip(specs, stream.sinks, strict=True):
-            contexts.append(gateway.create(each, credential, admission, sink, traceparent=traceparent))
+            spec = named(each, sink.choice)
+            contexts.append(gateway.create(spec, credential, admission, sink, traceparent=traceparent))
+            on_created(contexts[-1])
         stream.cancel, stream.describe_token = cancel, contexts[0].describe_token
         stream.limit_headers = lambda: contexts[0].limit_headers
         stream.output_format = lambda: contexts[0].request.plan.output_format

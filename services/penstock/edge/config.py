@@ -50,6 +50,9 @@ class EdgeConfig(ServiceConfig):
         "and metrics.",
     )
     auths: tuple[str, ...] = setting(("127.0.0.1:7002",), "Auth processes: host:port or dns:///name:port.")
+    batches: tuple[str, ...] = setting(
+        (), "Processes of the tier `batch`: host:port or dns:///name:port. Empty: no batches."
+    )
     queues: tuple[str, ...] = setting(
         ("127.0.0.1:7003",), "Queue shards: host:port or dns:///name:port. Every edge must have the same list."
     )

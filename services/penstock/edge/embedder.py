@@ -15,7 +15,7 @@ from penstock.edge.request import limits
 from penstock.edge.request.embedding import EmbeddingCall
 from penstock.edge.request.estimate import estimate_from_spec
 from penstock.edge.request.limit_headers import Headers
-from penstock.edge.request.spec import RequestSpec, TextInput, TokenInput
+from penstock.edge.request.spec import RequestSpec
 from penstock.mesh.embeddings import EMBEDDING_UNSUPPORTED
 from penstock.mesh.v1.admission_pb2 import Credential
 
@@ -58,12 +58,13 @@ async def embed(
     traceparent: str = "",
     time_left: float | None = None,  # s until the call's own deadline
     session: Callable[[], str] = str,  # as in `Gateway.admit`
+    on_created: Callable[[RequestContext], None] = lambda _: None,  # called with each request before it starts
 ) -> Embedded[Encoded]:
     """Embed all inputs by one version of the model. The first error cancels the runs of the others.
 
     Raises EmbeddingUnsupported, InvalidArgument if there are too many numbers, and the errors of `Gateway.generate`.
     """
-    routed = gateway.routed(call.spec_of(call.inputs[0], call.model, ""), credential, session)
+    routed = gateway.routed(call.spec_of(0, call.model, ""), credential, session)
     model = await gateway.choose_model(routed.model, route=call.model, credential=credential, time_left=time_left)
     size = _vector_size(call, model)
     held = sum(map(prompt_bytes, call.inputs)) + len(call.inputs) * size * encoding.bytes_per_number
@@ -76,6 +77,7 @@ async def embed(
             embedded=Embedded(call.request_id, model),
             size=size,
             traceparent=traceparent,
+            on_created=on_created,
             ends_at=math.inf if time_left is None else asyncio.get_running_loop().time() + time_left,
         )
         return await embedder.run()
@@ -105,11 +107,12 @@ class _Embedder(Generic[Encoded]):
     embedded: Embedded[Encoded]
     size: int  # numbers of a vector
     traceparent: str
+    on_created: Callable[[RequestContext], None]
     ends_at: float  # s of the event loop's clock
     vectors: dict[int, Encoded] = field(default_factory=dict)  # by index of the input
 
     async def run(self) -> Embedded[Encoded]:
-        pending = enumerate(self.call.inputs)
+        pending = iter(range(len(self.call.inputs)))
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(len(self.call.inputs), MAX_CONCURRENT_RUNS)):
@@ -119,11 +122,11 @@ class _Embedder(Generic[Encoded]):
         self.embedded.vectors = [self.vectors[index] for index in range(len(self.call.inputs))]
         return self.embedded
 
-    async def _embed_each(self, pending: Iterator[tuple[int, TextInput | TokenInput]]) -> None:
+    async def _embed_each(self, pending: Iterator[int]) -> None:
         """Embed inputs until none is pending."""
         model = self.embedded.model
-        for index, prompt in pending:
-            context = await self._run_request(self.call.spec_of(prompt, model.name, model.digest))
+        for index in pending:
+            context = await self._run_request(self.call.spec_of(index, model.name, model.digest))
             request = context.request
             self.vectors[index] = self.encoding.encode(_shortened(request.embedding, self.size))
             self.embedded.prompt_tokens += request.prompt_tokens
@@ -141,6 +144,7 @@ class _Embedder(Generic[Encoded]):
         self.ends_at = min(self.ends_at, now + admission.time_limit)
         stream = ResponseStream(self.gateway.memory)
         context = self.gateway.create(spec, self.credential, admission, stream, traceparent=self.traceparent)
+        self.on_created(context)
         try:
             await self.gateway.start(context)
             async for _ in stream:

@@ -364,6 +364,10 @@ class Gateway:
         if not self.accept_identity_header(identity_header, credential):
             await self._runner.auth.identify(credential, self._config.identify_timeout)
 
+    async def delegate(self, credential: Credential) -> bytes:
+        """Return a proof of auth that lines of a batch may run for the caller later. Raises auth's rejection."""
+        return await self._runner.auth.delegate(credential, self._config.identify_timeout)
+
     def find_known(self, credential: Credential) -> Identity | None:
         """Return the identity of a caller that auth has admitted or identified recently."""
         return self._runner.auth.find_known(credential)

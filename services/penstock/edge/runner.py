@@ -147,8 +147,7 @@ class RequestRunner:
     def on_tokenized(self, context: RequestContext, plan: GenerationPlan) -> None:
         """Reserve tokens. The ticket of a new request is enqueued at once if auth admitted its caller recently."""
         request, spec = context.request, context.spec
-        is_new = not (spec.resume_ids or spec.answer_id)
-        if is_new and (admitted := self.auth.find_admitted(context.credential, spec.priority)):
+        if not spec.is_continued and (admitted := self.auth.find_admitted(context.credential, spec.priority)):
             request.identity = admitted
         else:
             admitted = None
@@ -239,7 +238,9 @@ class RequestRunner:
 
     def _settle(self, context: RequestContext, settlement: Settle) -> None:
         request = context.request
-        self.auth.settle(context.ticket_id, request.reservation_id, settlement, request.identity.tenant_id)
+        self.auth.settle(
+            context.ticket_id, request.reservation_id, settlement, request.identity.tenant_id, context.on_settled
+        )
 
     def _enqueue(self, context: RequestContext) -> None:
         self._release_run(context)

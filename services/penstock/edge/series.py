@@ -54,6 +54,12 @@ TIME_PER_OUTPUT_TOKEN = histogram(
     CLASS,
     buckets=semconv.TIME_PER_OUTPUT_TOKEN_BUCKETS,
 )
+LINES = counter(
+    "penstock.edge.lines",
+    "{line}",
+    "Lines of batches that ended here, by verdict: answered, refused, later, lost or stop.",
+    "verdict",
+)
 CANCEL_ACKNOWLEDGED = histogram(
     "penstock.cancel.acknowledged",
     "From a client's cancel to the receipt of its worker, of requests that ran.",
@@ -84,7 +90,8 @@ REFUSED_CALLS = counter(
 FALLBACK_DECISIONS = counter(
     "penstock.auth_fallback.decisions",
     "{request}",
-    "Decisions while auth was unreachable: admitted, exhausted (the grant), unknown (the caller) or over (the period).",
+    "Decisions while auth was unreachable: admitted, exhausted (the grant), unknown (the caller), delegated (a line of"
+    " a batch) or over (the period).",
     "outcome",
 )
 FALLBACK_ACTIVE = gauge(
@@ -117,6 +124,7 @@ SERIES = (
     REQUEST_DURATION,
     TIME_TO_FIRST_TOKEN,
     TIME_PER_OUTPUT_TOKEN,
+    LINES,
     CANCEL_ACKNOWLEDGED,
     RESUMES,
     REJECTED,

@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 
+from penstock.faults.batch_plans import with_batches
 from penstock.faults.failpoints import PARTITION_FAILPOINTS
 from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, Failpoint
 from penstock.faults.plan import (
@@ -78,6 +79,8 @@ def plan_world(seed: int, overrides: PlanOverrides = NO_OVERRIDES) -> WorldPlan:
     is_special = overrides.has_rollout or plan.shape.response_buffer_bytes == CLIENT_BUFFER_BYTES
     if overrides.has_responses or (responses.random() < RESPONSES_SHARE and not is_special):
         plan = with_responses(plan, responses)
+    if overrides.has_batches:
+        plan = with_batches(plan, random.Random(f"{seed} batches plan"))
     return plan
 
 

@@ -1,4 +1,4 @@
-"""Nemesis: injects the planned faults into processes, links and the disk."""
+"""Nemesis: injects the planned faults into processes, links, disks and the database of batches."""
 
 import random
 from collections import Counter
@@ -8,6 +8,7 @@ from penstock.faults.checks.allowed_failures import Interval
 from penstock.faults.checks.auth_absence import Absence
 from penstock.faults.grpc.network import Connection, Failpoint
 from penstock.faults.plan import FaultKind, PlannedClockStep, PlannedFault, PlannedReplacement
+from penstock.faults.world.batch_disk import BatchDisk
 from penstock.faults.world.disk import Disk
 from penstock.faults.world.engines import LOAD_TIME_S, FakeEngineProcess
 from penstock.faults.world.process import Process
@@ -15,6 +16,8 @@ from penstock.faults.world.tiers import Tiers
 
 CLIENT_PROCESS = "client"
 AUTH_DRAIN_S = 4.0  # s that a stopped replica of auth may take to give its partitions and to end
+ONE_AWAY_SHARE = 0.5  # share of `STORE_AWAY` in which one process cannot reach the database, and others can
+BATCH_STORE = "batchstore"  # the name of the disk and the database of batches, as a victim
 REPLACEMENT_S = 0.05  # s until a replaced worker starts, or until the end of its drain is checked
 
 
@@ -24,6 +27,7 @@ class Nemesis:
 
     tiers: Tiers
     disk: Disk
+    batch_disk: BatchDisk
     faults: tuple[PlannedFault, ...]
     rng: random.Random
     clock_steps: tuple[PlannedClockStep, ...] = ()
@@ -81,6 +85,8 @@ class Nemesis:
     def _inject(self, fault: PlannedFault) -> None:
         if fault.kind is FaultKind.DISK_FULL:
             self._fill_disk(fault)
+        elif fault.kind is FaultKind.STORE_AWAY:
+            self._cut_off_store(fault)
         elif fault.kind in (FaultKind.RESET, FaultKind.PARTITION):
             if connections := self.tiers.network.connections:
                 self._disrupt_link(fault, connections[int(fault.victim_pick * len(connections))])
@@ -92,6 +98,9 @@ class Nemesis:
     def _inject_at_frame(self, fault: PlannedFault, failpoint: Failpoint, connection: Connection) -> None:
         if fault.kind in (FaultKind.RESET, FaultKind.PARTITION):
             self._disrupt_link(fault, connection)
+            return
+        if fault.kind in (FaultKind.DISK_FULL, FaultKind.STORE_AWAY):
+            self._inject(fault)
             return
         sender = connection.loops[1 - failpoint.direction].name
         names = sorted((loop.name for loop in connection.loops), key=lambda name: name != sender)
@@ -139,13 +148,22 @@ class Nemesis:
             self.tiers.network.partition(connection.names, fault.duration_s)
 
     def _fill_disk(self, fault: PlannedFault) -> None:
-        world = self.tiers.network.world
-        self._record(fault, "disk", fault.duration_s)
-        self.disk.is_full = True
-        world.schedule(world.now + fault.duration_s, self._free_disk)
+        world, is_of_batches = self.tiers.network.world, fault.victim_tier == "batch"
+        disk = self.batch_disk if is_of_batches else self.disk
+        self._record(fault, BATCH_STORE if is_of_batches else "disk", fault.duration_s)
+        disk.is_full = True
+        world.schedule(world.now + fault.duration_s, self._free_disk, disk)
 
-    def _free_disk(self) -> None:
-        self.disk.is_full = False
+    def _free_disk(self, disk: Disk | BatchDisk) -> None:
+        disk.is_full = False
+
+    def _cut_off_store(self, fault: PlannedFault) -> None:
+        world, names = self.tiers.network.world, [each.name for each in self.tiers.of("batch")]
+        if fault.victim_pick < ONE_AWAY_SHARE:
+            names = [names[int(fault.victim_pick / ONE_AWAY_SHARE * len(names))]]
+        self._record(fault, f"{BATCH_STORE} of {' and '.join(names)}", fault.duration_s)
+        self.batch_disk.away_from.update(names)
+        world.schedule(world.now + fault.duration_s, self.batch_disk.away_from.difference_update, names)
 
     def _record(self, fault: PlannedFault, victim: str, seconds: float) -> None:
         now = self.tiers.network.world.now

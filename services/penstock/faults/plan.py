@@ -8,6 +8,7 @@ from enum import StrEnum
 from penstock.faults.checks import oracle
 from penstock.faults.failpoints import COMMON_FAILPOINTS, FAILPOINTS
 from penstock.faults.grpc.network import Failpoint
+from penstock.faults.planned_batch import PlannedBatch
 from penstock.faults.world.tiers import MeshShape
 
 LOAD_PERIOD_S = 0.5  # s; requests and timed faults start within it
@@ -22,7 +23,8 @@ class FaultKind(StrEnum):
     FREEZE = "freeze"  # SIGSTOP of a process, and SIGCONT after `duration_s`
     RESET = "reset"  # one connection is lost
     PARTITION = "partition"  # no traffic between two processes for `duration_s`
-    DISK_FULL = "disk_full"  # auth's disk is full for `duration_s`
+    DISK_FULL = "disk_full"  # the disk of auth, or of the batch tier, is full for `duration_s`
+    STORE_AWAY = "store_away"  # one or all processes of the batch tier cannot reach its database for `duration_s`
 
 
 FAULT_WEIGHTS = {
@@ -43,6 +45,7 @@ FAULT_DURATIONS_S = {
     FaultKind.RESET: (0.0, 0.0),
     FaultKind.PARTITION: (0.05, 4.0),
     FaultKind.DISK_FULL: (0.05, 5.0),
+    FaultKind.STORE_AWAY: (0.05, 8.0),
 }
 
 
@@ -192,6 +195,7 @@ class PlanOverrides:
     max_freeze_s: float = 0.0  # s; above 0, one process of every world is frozen, for up to this time
     has_auth_replicas: bool = False  # several processes of auth share a database in every world
     has_responses: bool = False  # clients of every world store responses
+    has_batches: bool = False  # clients of every world create batches
 
     def __str__(self) -> str:
         """Format the overrides as options of `penstock faults`."""
@@ -201,6 +205,7 @@ class PlanOverrides:
             " --rollout": self.has_rollout,
             " --auth-replicas": self.has_auth_replicas,
             " --responses": self.has_responses,
+            " --batches": self.has_batches,
         }
         return "".join(flag for flag, is_set in flags.items() if is_set) + frozen
 
@@ -223,6 +228,7 @@ class WorldPlan:
     replacements: tuple[PlannedReplacement, ...] = ()
     tenants: tuple[PlannedTenant, ...] = DEFAULT_TENANTS
     responses: tuple[PlannedResponse, ...] = ()
+    batches: tuple[PlannedBatch, ...] = ()
     overrides: PlanOverrides = NO_OVERRIDES
 
 

@@ -1,17 +1,14 @@
 """Runs one world, from its plan to the list of violations."""
 
 import asyncio
-import atexit
-import gc
-import itertools
 import random
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
+from penstock.faults.batch_run import BatchRun
 from penstock.faults.checks import oracle
 from penstock.faults.checks.allowed_failures import AllowedFailures, allowed_failures
 from penstock.faults.checks.auth_absence import auth_lost_intervals
@@ -31,14 +28,16 @@ from penstock.faults.checks.leak_check import leaked_calls, missing_processes, p
 from penstock.faults.checks.replicas import check_token_limits, misplaced_partitions
 from penstock.faults.checks.responses import check_response_charges
 from penstock.faults.grpc.network import DELAY_S, LATE_DELAY_S, Failpoint, Network
+from penstock.faults.leftovers import discarding_leftovers
 from penstock.faults.mutations import plan_world
 from penstock.faults.nemesis import CLIENT_PROCESS, Nemesis
 from penstock.faults.plan import NO_OVERRIDES, FaultKind, PlannedRequest, PlanOverrides, WorldPlan
 from penstock.faults.response_run import ResponseRun
+from penstock.faults.world.batch_disk import BatchDisk
 from penstock.faults.world.clients import ClientTranscript, TokenCountResult, run_clients
 from penstock.faults.world.disk import Disk
 from penstock.faults.world.engines import EnginePool
-from penstock.faults.world.environment import logs_silenced, patched_environment
+from penstock.faults.world.environment import Disks, patched_environment
 from penstock.faults.world.event_loop import ProcessLoop
 from penstock.faults.world.host_clock import EPOCH_UNIX_S
 from penstock.faults.world.response_disk import ResponseDisk
@@ -47,6 +46,7 @@ from penstock.faults.world.slow_readers import READER_WINDOW_BYTES, SLOW_READER_
 from penstock.faults.world.tenants import api_keys, catalog
 from penstock.faults.world.tiers import Tiers
 from penstock.faults.world.world import Livelock, World
+from penstock.mesh.v1.batch_pb2 import RunRequest
 
 BOOT_S = 0.4  # s before the first request
 REQUEST_TIMEOUT_S = 45.0  # s; a request that has not ended this long after the last fault is a violation
@@ -54,7 +54,6 @@ REST_TIMEOUT_S = 25.0  # s; state that is left this long after the last fault is
 POLL_INTERVAL_S = 0.25  # s between two checks for remaining state
 PROBE_PROMPT_TOKENS = 40  # tokens of the first probe, longer than every other prompt
 PROBE_TIMEOUT_S = 10.0  # s
-WORLDS_PER_COLLECTION = 8  # worlds between two runs of the garbage collector
 NO_AUTH = frozenset({"auth", "disk"})  # if one of them is faulty, edges defer reservations
 MAX_STEP_S = 0.02  # s; longer than any step of a world's engines
 
@@ -88,12 +87,14 @@ class WorldContext:
     network: Network = field(init=False)
     disk: Disk = field(init=False)
     response_disk: ResponseDisk = field(init=False)
+    batch_disk: BatchDisk = field(init=False)
     engine_pool: EnginePool = field(init=False)
     tiers: Tiers = field(init=False)
     invariants: FrameInvariants = field(init=False)
     nemesis: Nemesis = field(init=False)
     slow_reader_monitor: SlowReaderMonitor = field(init=False)
     responses: ResponseRun = field(init=False)
+    batches: BatchRun = field(init=False)
     client_loops: list[ProcessLoop] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -104,13 +105,15 @@ class WorldContext:
         self.network = Network(self.world, seed, late_share=self.plan.late_frame_share)
         self.disk = self._new_disk(seed)
         self.response_disk = ResponseDisk(
-            random.Random(f"{seed} responses"), lambda: EPOCH_UNIX_S + self.world.now, lambda: self.disk.is_full
+            random.Random(f"{seed} responses"), self._database_time, lambda: self.disk.is_full
         )
         self.responses = ResponseRun(self.plan, self.world, self.response_disk)
+        self.batch_disk = BatchDisk(random.Random(f"{seed} batches"), self._database_time)
+        self.batches = BatchRun(self.plan, self.world, self.batch_disk)
         self.engine_pool = EnginePool(self.network)
         self.tiers = Tiers(self.network, self.plan.shape, self.engine_pool)
         stored = [turn.request for each in self.plan.responses for turn in each.turns]
-        requests = [*self.plan.requests, *stored, *_probe_requests(self.plan)]
+        requests = [*self.plan.requests, *stored, *self.batches.requests, *_probe_requests(self.plan)]
         self.engine_pool.crash_token_indexes = {
             len(each.prompt): each.crash_token_index for each in requests if each.crash_token_index is not None
         }
@@ -121,10 +124,11 @@ class WorldContext:
             # A frozen process sends its frames when it resumes.
             MAX_FRAME_DELAY_S + sum(each.duration_s for each in self.plan.faults if each.kind is FaultKind.FREEZE),
         )
-        self.network.on_frame = self.invariants.on_frame
+        self.network.on_frame = self._on_frame
         self.nemesis = Nemesis(
             self.tiers,
             self.disk,
+            self.batch_disk,
             self.plan.faults,
             random.Random(f"{seed} nemesis"),
             self.plan.clock_steps,
@@ -132,6 +136,13 @@ class WorldContext:
         )
         self.network.window_bytes[SLOW_READER_PROCESS] = READER_WINDOW_BYTES
         self.slow_reader_monitor = SlowReaderMonitor(self.nemesis, sum(map(_is_slow_reader, self.plan.requests)))
+
+    def _database_time(self) -> float:
+        return EPOCH_UNIX_S + self.world.now
+
+    def _on_frame(self, kind: str, frame: Any) -> None:
+        if not isinstance(frame, RunRequest):  # its `start` is another one than a worker's
+            self.invariants.on_frame(kind, frame)
 
     def _new_disk(self, seed: int) -> Disk:
         if self.plan.shape.auths == 1:
@@ -147,14 +158,18 @@ def run_seed(seed: int, overrides: PlanOverrides = NO_OVERRIDES, *, frame_log: l
 
 
 def run_plan(plan: WorldPlan, *, frame_log: list[str] | None = None) -> WorldResult:
-    with _discarding_leftovers():
+    with discarding_leftovers():
         return _run_patched(plan, frame_log)
 
 
 def _run_patched(plan: WorldPlan, frame_log: list[str] | None) -> WorldResult:
     context = WorldContext(plan)
     context.network.frame_log = frame_log
-    with patched_environment(context.network, context.disk, context.response_disk, context.engine_pool, plan.seed):
+    disks = Disks(context.disk, context.response_disk, context.batch_disk)
+    with (
+        patched_environment(context.network, disks, context.engine_pool, plan.seed),
+        context.batches.recording_starts(),
+    ):
         try:
             return _run_context(context)
         finally:
@@ -188,11 +203,13 @@ def _run_requests_and_checks(context: WorldContext) -> tuple[int, tuple[Violatio
     token_counts = [TokenCountResult(request=each) for each in context.plan.token_counts]
     nemesis.start()
     context.slow_reader_monitor.start()
-    _send_all(context, transcripts, REQUEST_TIMEOUT_S, context.responses.start_clients(), token_counts)
+    others = chain(context.responses.start_clients(), context.batches.start_clients())
+    _send_all(context, transcripts, REQUEST_TIMEOUT_S, others, token_counts)
     nemesis.stop()
     leaks = _wait_at_rest(context)
     probes = [ClientTranscript(request=each) for each in _probe_requests(context.plan)]
-    _send_all(context, probes, PROBE_TIMEOUT_S, context.responses.start_audit())
+    audits = chain(context.responses.start_audit(), context.batches.start_audit())
+    _send_all(context, probes, PROBE_TIMEOUT_S, audits)
     leaks += _wait_at_rest(context)
     all_transcripts = [*transcripts, *probes]
     allowed = _allowed_failures(context)
@@ -204,6 +221,7 @@ def _run_requests_and_checks(context: WorldContext) -> tuple[int, tuple[Violatio
             was_store_away=bool(NO_AUTH & nemesis.disturbed.keys()),
             now=EPOCH_UNIX_S + world.now,
         ),
+        context.batches.violations(has_faults=bool(nemesis.injected)),
         *(_charge_violations(context, all_transcripts, number) for number in range(len(context.plan.tenants))),
         _replica_violations(context),
         ()
@@ -211,7 +229,12 @@ def _run_requests_and_checks(context: WorldContext) -> tuple[int, tuple[Violatio
         else check_wasted_work(transcripts, context.engine_pool.last_token_at, _max_cancel_delay(context.plan)),
         context.invariants.violations,
         context.slow_reader_monitor.violations.values(),
-        check_poison(transcripts, context.engine_pool.crashed_workers, nemesis.stops_by_tier["worker"], allowed),
+        check_poison(
+            transcripts,
+            context.batches.crashes_of_single_requests(context.engine_pool.crashed_workers),
+            nemesis.stops_by_tier["worker"],
+            allowed,
+        ),
         leaks,
         process_crashes(context.tiers),
     )
@@ -236,7 +259,7 @@ def _charge_violations(
     """Check what one tenant was charged."""
     nemesis, tenant = context.nemesis, (context.plan.tenants[number].tenant_id,)
     rows = [LedgerRow(*row) for row in context.disk.connection.execute(_LEDGER_QUERY, tenant)]
-    stored = context.responses.prompt_lengths
+    stored = context.responses.prompt_lengths | context.batches.prompt_lengths
     tokens_made = context.engine_pool.tokens_made
     may_have_lost_deferred = "edge" in nemesis.stops_by_tier and bool(NO_AUTH & nemesis.disturbed.keys())
     was_edge_killed = "edge" in nemesis.killed_tiers
@@ -254,6 +277,7 @@ def _charge_violations(
         was_edge_killed=was_edge_killed,
         may_have_lost_deferred=may_have_lost_deferred,
     )
+    yield from context.batches.charge_violations(number, rows, may_lack_rows=bool(nemesis.injected))
     yield from check_totals(rows, context.disk.connection.execute(_TOTALS_QUERY, tenant).fetchone())
 
 
@@ -318,6 +342,7 @@ def _wait_at_rest(context: WorldContext) -> list[Violation]:
         world.run(lambda: False, limit=world.now + POLL_INTERVAL_S)
         world.settle()
         leaks = [*check_residue(process_figures(context.tiers)), *leaked_calls(context.tiers)]
+        leaks += context.batches.remains()
         leaks += missing_processes(context.tiers, nemesis.last_fault_ends_at)
         if isinstance(context.disk, SharedDatabase):
             leaks += misplaced_partitions(context.disk, context.tiers)
@@ -341,37 +366,3 @@ def _probe_requests(plan: WorldPlan) -> Iterator[PlannedRequest]:
         yield PlannedRequest(
             starts_at=0.0, prompt=prompt, max_output_tokens=3, seed=number, ignore_eos=True, tenant=tenant
         )
-
-
-@contextmanager
-def _discarding_leftovers() -> Iterator[None]:
-    """Discard the coroutines that a world leaves behind, without warnings; run the garbage collector now and then."""
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    try:
-        with logs_silenced(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that were never awaited
-            yield
-            if next(_world_numbers) % WORLDS_PER_COLLECTION == 0:
-                gc.collect()
-    finally:
-        sys.unraisablehook = hook
-
-
-def collect_finished_worlds() -> None:
-    """Free the objects of finished worlds; the coroutines of killed processes are only freed by a collection."""
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    try:
-        with logs_silenced(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            gc.collect()
-    finally:
-        sys.unraisablehook = hook
-
-
-@atexit.register
-def _collect_at_exit() -> None:
-    collect_finished_worlds()
-    sys.unraisablehook = lambda _: None
-
-
-_world_numbers = itertools.count(1)

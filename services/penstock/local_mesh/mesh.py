@@ -51,8 +51,9 @@ START_TIMEOUT_S = 120.0  # s; enough for a cold disk and a model of some gigabyt
 LONGEST_NAME = "scheduler-4"  # of a process
 SHORT_TEMPORARY_FOLDER = "/tmp"  # noqa: S108  # TMPDIR may be as long as the folder of the mesh
 
-# Envoy first, so that no new request enters; auth last, so that it receives every settlement.
-DRAIN_ORDER = (("envoy",), ("edge",), ("queue", "scheduler", "routing"), ("worker",), ("auth",))
+# Envoy first, so that no new request enters; batch before the edges that run its lines; auth last, so that it receives
+# every settlement.
+DRAIN_ORDER = (("envoy",), ("batch",), ("edge",), ("queue", "scheduler", "routing"), ("worker",), ("auth",))
 
 ProcessStatusFn = Callable[[str, str], None]  # process name and its new status
 TransformPlan = Callable[[MeshPlan], Awaitable[MeshPlan]]

@@ -12,6 +12,7 @@ from penstock.worker.engine.loaders import ModelUnsupported, locate_model
 BASE_PORT = 7000
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 REPLICA_PORT_STEP = 10  # between the ports of two replicas
+BATCH_PORT = 7029
 METRICS_PORT_OFFSET = 200  # from the gRPC port of a tier to that of its /metrics
 CERTIFICATES_FOLDER = "certs"
 OPERATOR = "operator"  # name of the certificate of the commands that manage a mesh
@@ -40,12 +41,13 @@ class MeshOptions:
     engine: str = "torch"
     batching: str = "continuous"
     model: str = DEFAULT_MODEL
+    batches: int = 0  # processes of the batch tier; several need the store `postgres`
     envoy: bool = True
     # If `envoy`: the number of Envoys. Each has its own routing process, because each has its own port on this host.
     envoys: int = 1
     otlp: str = ""  # URL of an OTLP/gRPC receiver; empty: no export
     base_port: int = BASE_PORT  # the difference to 7000 shifts every port
-    store: str = "sqlite"  # of auth: sqlite, or postgres for a server of this mesh
+    store: str = "sqlite"  # of auth and batch: sqlite, or postgres for a server of this mesh
     settings: tuple[str, ...] = ()  # PENSTOCK_<TIER>_<NAME>=VALUE
     insecure: bool = False  # plaintext between the processes, for comparison
 
@@ -176,6 +178,8 @@ class _Planner:
             yield self.worker(replica)
         for replica in range(options.edges):
             yield self.edge(replica)
+        for replica in range(options.batches):
+            yield self.batch(replica)
         if envoy:
             for replica in range(options.envoys):
                 yield self.routing(replica)
@@ -208,6 +212,7 @@ class _Planner:
         http = self.address(7080, place)
         queues, auths = self.addresses(7003, self.options.queues), self.addresses(7002, self.options.auths)
         own = {"HTTP_LISTEN": http, "QUEUES": queues, "AUTHS": auths, "RESPONSE_KEYS": self.response_keys}
+        own["BATCHES"] = self.addresses(BATCH_PORT, self.options.batches)
         doors = self.proxy_doors(replica)
         if doors:
             own |= {"PROXY_LISTEN": doors[0], "PROXY_HTTP_LISTEN": doors[1]}
@@ -222,10 +227,17 @@ class _Planner:
         return 0 if self.options.shared_edge_port else replica
 
     def proxy_doors(self, replica: int) -> tuple[str, ...]:
-        """Return the addresses of an edge for proxies; none if they use its doors for clients."""
-        if self.options.insecure or not self.has_envoy:
+        """Return the addresses of an edge for proxies and the batch tier; none if they use its doors for clients."""
+        if self.options.insecure or not (self.has_envoy or self.options.batches):
             return ()
         return tuple(self.address(port, self.edge_place(replica)) for port in (7008, 7088))
+
+    def batch(self, replica: int) -> ProcessSpec:
+        port = 7001 if self.options.insecure else 7008
+        edges = dict.fromkeys(self.address(port, self.edge_place(each)) for each in range(self.options.edges))
+        store = self.store if "://" in self.store else str(self.folder / "batch.sqlite")
+        own = {"STORE": store, "FOLDER": str(self.folder / "batch-files")}
+        return self.tier_process("batch", replica, BATCH_PORT, EDGES=",".join(edges), **own)
 
     def routing(self, replica: int) -> ProcessSpec:
         ports = (7001, 7080) if self.options.insecure else (7008, 7088)
@@ -244,7 +256,12 @@ class _Planner:
 
     def name(self, tier: str, replica: int) -> str:
         """Return the name of a process, with a number if there may be several of its tier."""
-        counts = {"auth": self.options.auths, "routing": self.options.envoys, "envoy": self.options.envoys}
+        counts = {
+            "auth": self.options.auths,
+            "batch": self.options.batches,
+            "routing": self.options.envoys,
+            "envoy": self.options.envoys,
+        }
         return tier if counts.get(tier) == 1 else f"{tier}-{replica + 1}"
 
     def tier_process(self, tier: str, replica: int, port: int, http: str = "", **settings: str) -> ProcessSpec:

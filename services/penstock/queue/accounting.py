@@ -11,6 +11,7 @@ from penstock.chassis.garbage import untracked
 from penstock.queue.policies.cost import cost_of, running_cost
 from penstock.queue.policies.policy import NO_TICKETS, TicketTotals
 from penstock.queue.ticket import QueuedTicket
+from penstock.v1.inference_pb2 import PRIORITY_BATCH
 
 MAX_RUNNING_TICKETS = 131_072  # tickets; the oldest beyond this keep their predicted charge
 REPORT_TIMEOUT_S = 300.0  # s; running tickets are reported at least once a second, except while they wait in an engine
@@ -83,7 +84,7 @@ class ServiceAccounting:
     _running_by_worker: dict[str, dict[str, RunningTicket]] = field(default_factory=dict)  # by worker and ticket
     _ended: OrderedDict[str, RunningTicket] = field(default_factory=OrderedDict)
     _numbered: dict[str, dict[int, RunningTicket]] = field(default_factory=dict)  # by scheduler and its number
-    running_totals: dict[str, TicketTotals] = field(default_factory=dict)  # by model, of models with running tickets
+    running_totals: dict[str, TicketTotals] = field(default_factory=dict)  # by model, of classes other than batch
     running_by_class: dict[tuple[str, int], int] = field(default_factory=dict)  # the same, tickets by model and class
     _now: float = 0.0  # s; time of the last tick
 
@@ -218,11 +219,12 @@ class ServiceAccounting:
         return run
 
     def _adjust_totals(self, ticket: QueuedTicket, sign: int) -> None:
-        former = self.running_totals.get(ticket.model, NO_TICKETS)
-        if tickets := former.tickets + sign:
-            self.running_totals[ticket.model] = TicketTotals(tickets, former.tokens + sign * ticket.tokens)
-        else:
-            del self.running_totals[ticket.model]
+        if ticket.priority != PRIORITY_BATCH:
+            former = self.running_totals.get(ticket.model, NO_TICKETS)
+            if tickets := former.tickets + sign:
+                self.running_totals[ticket.model] = TicketTotals(tickets, former.tokens + sign * ticket.tokens)
+            else:
+                del self.running_totals[ticket.model]
         class_ = ticket.model, ticket.priority
         if running := self.running_by_class.get(class_, 0) + sign:
             self.running_by_class[class_] = running

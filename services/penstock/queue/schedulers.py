@@ -186,8 +186,9 @@ class SchedulerSessions(dict[str, SchedulerSession]):
         session = self[scheduler]
         session.offered.add(ticket.ticket_id)
         if stats := session.pool_stats.get(ticket.model):
-            session.pool_stats[ticket.model] = stats.with_ticket_placed(
-                ticket.prompt_tokens / session.worker_count(ticket.model)
+            tokens = ticket.prompt_tokens / session.worker_count(ticket.model)
+            session.pool_stats[ticket.model] = (
+                stats.with_batch_ticket_placed() if ticket.is_batch else stats.with_ticket_placed(tokens)
             )
 
     def _schedulers_that_fit(self, ticket: QueuedTicket) -> Iterator[str]:

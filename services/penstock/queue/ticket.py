@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from penstock.chassis.durations import NANOS_PER_S, nanos_left, nanos_since
 from penstock.chassis.garbage import untracked
+from penstock.mesh.prefill_rank import prefill_rank
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue.prediction.worker_backlog import PendingPrompt, commitment_rank
+from penstock.v1.inference_pb2 import Priority
 
 TRACEPARENT_FORMAT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")  # W3C Trace Context, section 3.2
 DEFAULT_WEIGHT = 1.0  # of most tenants
@@ -102,6 +104,14 @@ class QueuedTicket:
     def is_expedited(self) -> bool:
         """The ticket is dispatched before others of its class, independent of the service that its tenant received."""
         return self.is_express or self.is_resumed
+
+    @property
+    def is_batch(self) -> bool:
+        return self.priority == Priority.PRIORITY_BATCH
+
+    @property
+    def prefill_rank(self) -> int:
+        return prefill_rank(self.priority, is_express=self.is_express)
 
     @property
     def commitment_rank(self) -> int:

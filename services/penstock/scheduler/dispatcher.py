@@ -90,7 +90,11 @@ class Dispatcher:
     def on_offer(self, queue: str, ticket: Ticket, now: float, *, uses_express_credit: bool = False) -> list[Effect]:
         credit = self.credit_books[ticket.model]
         credit.on_offer(
-            queue, max_tokens_of(ticket), is_express=ticket.express, uses_express_credit=uses_express_credit
+            queue,
+            max_tokens_of(ticket),
+            priority=ticket.priority,
+            is_express=ticket.express,
+            uses_express_credit=uses_express_credit,
         )
         former = self.leases.unstarted_for_ticket(ticket.ticket_id)
         if former and former.attempt > ticket.attempt:
@@ -161,7 +165,7 @@ class Dispatcher:
 
     def on_lease_started(self, key: str, lease_id: str) -> None:
         if entry := self.leases.start(lease_id, key):
-            self.fleet[key].on_lease_started(entry.prompt_tokens)
+            self.fleet[key].on_lease_started(entry.prompt_tokens, is_batch=entry.is_batch)
 
     def on_prefix_cache_update(self, key: str, update: PrefixCacheUpdate) -> None:
         prefixes = self.fleet.pools[self.fleet[key].model].prefix_index

@@ -35,11 +35,12 @@ class LeaseTransitions:
             prompt_tokens=placed.new_tokens,
             predicted_output_tokens=ticket.predicted_output_tokens,
             is_express=ticket.express,
+            priority=ticket.priority,
             expires_at=self.leases.expiry_from(now),
         )
         self.leases.add(untracked(entry))
         worker.promise(entry.lease_id, entry.kv_blocks)
-        worker.add_unstarted_tokens(entry.prompt_tokens)
+        worker.add_unstarted_tokens(entry.prompt_tokens, is_batch=entry.is_batch)
         lease = self._lease_message(entry, worker)
         return [Expect(worker.key, lease), Place(queue, lease)]
 
@@ -56,7 +57,7 @@ class LeaseTransitions:
             worker.release(entry.lease_id)
             worker.forget_number(entry)
             if not entry.is_started:
-                worker.add_unstarted_tokens(-entry.prompt_tokens)
+                worker.add_unstarted_tokens(-entry.prompt_tokens, is_batch=entry.is_batch)
 
     def on_worker_attached(self, worker: Worker) -> None:
         """Adopt the leases that run on a worker, and keep those that may still start there."""
@@ -65,7 +66,7 @@ class LeaseTransitions:
         for entry in self.leases.unstarted_on_worker(worker.worker_id):
             entry.worker = worker.key
             worker.promise(entry.lease_id, entry.kv_blocks)
-            worker.add_unstarted_tokens(entry.prompt_tokens)
+            worker.add_unstarted_tokens(entry.prompt_tokens, is_batch=entry.is_batch)
 
     def on_worker_removed(self, worker: Worker) -> None:
         """End the started leases of a worker. The others stay until they expire: the worker may attach again."""
@@ -108,5 +109,6 @@ class LeaseTransitions:
             queue_id=entry.queue,
             ttl=self.leases.ttl_frame,
             express=entry.is_express,
+            priority=entry.priority,  # type: ignore[arg-type]  # a value of this enum
             model=worker.model,
         )

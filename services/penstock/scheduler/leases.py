@@ -8,6 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 from penstock.chassis.clocks import StallFreeClock
 from penstock.chassis.durations import set_seconds
 from penstock.chassis.garbage import untracked
+from penstock.v1.inference_pb2 import Priority
 
 
 @dataclass(slots=True)
@@ -31,9 +32,14 @@ class LeaseEntry:
     report_stream: int = 0  # stream of its shard that knows `report_number`; 0: none
     report_number: int = 0
     has_ended: bool = False
-    is_express: bool = False  # as its ticket
+    is_express: bool = False  # as its ticket, as the next
+    priority: int = 0
     expires_at: float = 0.0  # s of the stall-free clock
     is_started: bool = False
+
+    @property
+    def is_batch(self) -> bool:
+        return self.priority == Priority.PRIORITY_BATCH
 
 
 @dataclass

@@ -112,7 +112,7 @@ def _with_workers(scenario: Scenario, count: int) -> Scenario:
 
 def _run_trial(scenario: Scenario, progress: SimulationProgressFn | None) -> CapacityTrial:
     simulation = Simulation(scenario).run(progress)
-    counted = [each for each in simulation.ledger.requests if each.transcript.started_at >= scenario.warm_up]
+    counted = [each for each in simulation.ledger.client_requests if each.transcript.started_at >= scenario.warm_up]
     if not counted:
         return CapacityTrial(1.0)
     slo = Slo(ttft=scenario.targets.ttft, tpot=scenario.targets.tbt)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from penstock.simulator.autoscaling.clairvoyant import PlannedWorker
 from penstock.simulator.autoscaling.keda import KedaSettings
+from penstock.simulator.traffic.backlog import Backlog
 from penstock.simulator.traffic.demand import Demand
 from penstock.v1.inference_pb2 import Priority
 from penstock.worker.engine.batching.policy import ContinuousBatching
@@ -56,6 +57,11 @@ class SimTenant:
     over_declare: float = 1.0  # max_output_tokens as a multiple of the tokens that the answer has
     declare_noise: float = 0.0  # largest relative error of that multiple, in [0, 1]
     client: ClientBehavior = ClientBehavior()
+
+    @property
+    def backlog(self) -> Backlog | None:
+        """The batch of a batch tenant, whose lines the batch replica starts. None: its clients send requests."""
+        return self.demand if isinstance(self.demand, Backlog) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from penstock.simulator.scenario import (
 )
 from penstock.simulator.scenario_table import ScenarioTable
 from penstock.simulator.traffic.arrivals import ArrivalProcess, Bursty, Poisson, RateWindow, Regular
+from penstock.simulator.traffic.backlog import Backlog
 from penstock.simulator.traffic.demand import (
     Demand,
     Fixed,
@@ -151,13 +152,15 @@ def _tenants(table: ScenarioTable, folder: Path) -> list[SimTenant]:
     """Return one tenant, or one for each client if the trace names its clients."""
     name = table.text("name")
     common: dict[str, Any] = {
-        "priority": PRIORITIES[table.text("class", "standard", choices=PRIORITIES)],
+        "priority": PRIORITIES[table.text("class", "batch" if "backlog" in table else "standard", choices=PRIORITIES)],
         "weight": table.number("weight", 1.0, is_exclusive=True),
         "zone": table.text("zone", ""),
         "over_declare": table.number("over_declare", 1.0, minimum=1.0),
         "declare_noise": table.number("declare_noise", 0.0, maximum=1.0),
-        "client": table.section("client", _client_behavior),
     }
+    if "backlog" in table:  # no client waits for its lines
+        return [SimTenant(name=name, demand=_backlog(table), **common)]
+    common["client"] = table.section("client", _client_behavior)
     if "trace" in table:
         demands = table.section("trace", lambda trace: _trace_demands(trace, folder))
         common["has_shared_prefixes"] = any(
@@ -173,6 +176,16 @@ def _tenants(table: ScenarioTable, folder: Path) -> list[SimTenant]:
     shared = table.section("prefix", _prefix_pool) if "prefix" in table else None
     demand = SampledDemand(arrivals, prompt, output, shared)
     return [SimTenant(name=name, demand=demand, has_shared_prefixes=shared is not None, **common)]
+
+
+def _backlog(table: ScenarioTable) -> Backlog:
+    lengths = table.section("prompt", _lengths), table.section("output", _lengths)
+    lines, at, window = table.section("backlog", _batch_lines)
+    return Backlog(lines, *lengths, at, window)
+
+
+def _batch_lines(table: ScenarioTable) -> tuple[int, float, float]:
+    return table.count("lines", minimum=1), table.number("at", 0.0), table.number("window", 86_400.0, is_exclusive=True)
 
 
 def _client_behavior(table: ScenarioTable) -> ClientBehavior:

@@ -45,7 +45,7 @@ class Simulation:
     def run(self, progress: SimulationProgressFn | None = None) -> "Simulation":
         scenario, slices = self.scenario, 0
         while self.events.now < scenario.duration + scenario.drain and (
-            self._has_arrivals or self.mesh.edge.open_requests
+            self._has_arrivals or self.mesh.batches.has_work or self.mesh.edge.open_requests
         ):
             slices += 1
             self.events.run(until=slices * scenario.sample_every)
@@ -81,5 +81,5 @@ def _arrivals(scenario: Scenario) -> Iterator[tuple[float, int, SimTenant, Offer
         for request in tenant.demand.requests(f"{scenario.seed}/{tenant.name}", scenario.load):
             yield request.at, place, tenant, request
 
-    streams = [of(place, tenant) for place, tenant in enumerate(scenario.tenants)]
+    streams = [of(place, tenant) for place, tenant in enumerate(scenario.tenants) if tenant.backlog is None]
     return merge(*streams, key=lambda each: each[:2])

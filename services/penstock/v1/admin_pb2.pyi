@@ -1710,6 +1710,7 @@ class LedgerRow(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     PRICE_NANOS_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     """Unique."""
     request_id: _builtins.str
@@ -1738,6 +1739,8 @@ class LedgerRow(_message.Message):
     """Money in 1e-9 units of the operator's currency; 0 without prices."""
     outcome: _builtins.str
     """stop, length, cancelled, shed, failed or lost."""
+    priority: _inference_pb2.Priority.ValueType
+    """Granted class, which pays `price_nanos`. Unspecified: the row is of a release that kept none."""
     @_builtins.property
     def reserve_time(self) -> _timestamp_pb2.Timestamp:
         """Time of the reservation."""
@@ -1765,10 +1768,11 @@ class LedgerRow(_message.Message):
         output_tokens: _builtins.int = ...,
         price_nanos: _builtins.int = ...,
         outcome: _builtins.str = ...,
+        priority: _inference_pb2.Priority.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reserve_time", b"reserve_time", "settle_time", b"settle_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_id", b"answer_id", "cached_tokens", b"cached_tokens", "edge", b"edge", "key_id", b"key_id", "model", b"model", "outcome", b"outcome", "output_tokens", b"output_tokens", "price_nanos", b"price_nanos", "prompt_tokens", b"prompt_tokens", "region", b"region", "request_id", b"request_id", "reservation_id", b"reservation_id", "reserve_time", b"reserve_time", "settle_time", b"settle_time", "tenant_id", b"tenant_id", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_id", b"answer_id", "cached_tokens", b"cached_tokens", "edge", b"edge", "key_id", b"key_id", "model", b"model", "outcome", b"outcome", "output_tokens", b"output_tokens", "price_nanos", b"price_nanos", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "region", b"region", "request_id", b"request_id", "reservation_id", b"reservation_id", "reserve_time", b"reserve_time", "settle_time", b"settle_time", "tenant_id", b"tenant_id", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

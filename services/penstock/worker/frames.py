@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from penstock.chassis.durations import MAX_NANOS, NANOS_PER_S, set_seconds
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.forms import form_from
+from penstock.mesh.prefill_rank import prefill_rank
 from penstock.mesh.v1 import scheduler_pb2
 from penstock.mesh.v1 import worker_pb2 as pb
 from penstock.mesh.v1.ticket_pb2 import Lease
@@ -156,7 +157,8 @@ def _poison_report(report: PoisonReport) -> PoisonReportMessage:
 
 
 def grant_from(lease: Lease) -> LeaseGrant:
-    return LeaseGrant(lease.ticket_id, lease.attempt, lease.queue_id, lease.express)
+    rank = prefill_rank(lease.priority, is_express=lease.express)
+    return LeaseGrant(lease.ticket_id, lease.attempt, lease.queue_id, rank)
 
 
 def progress_message(report: ProgressReport, steps: int) -> scheduler_pb2.Progress:

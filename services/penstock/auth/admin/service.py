@@ -23,11 +23,11 @@ from penstock.auth.store.store import (
     PutPrice,
     PutTenant,
     Store,
-    StoreUnusable,
     TenantUse,
 )
 from penstock.auth.usage.query import UsageQuery
 from penstock.auth.usage.reader import MAX_QUERY_S, UsageReader
+from penstock.chassis.database.errors import StoreUnusable
 from penstock.chassis.errors import FailedPrecondition, NotFound, Unavailable
 from penstock.chassis.server.admin import AdminService, Figures
 from penstock.mesh.partitions import PARTITIONS, partition_of

@@ -1,20 +1,9 @@
 """Credential cache: results of recent checks by digest of the credential, bounded in number and time."""
 
 from collections import OrderedDict
-from hashlib import blake2b
 from typing import Generic, TypeVar
 
-from penstock.mesh.v1.admission_pb2 import Credential
-
 Result = TypeVar("Result")
-
-DIGEST_BYTES = 16
-
-
-def credential_digest(pepper: bytes, credential: Credential) -> bytes:
-    """Return a digest of the credential and the loopback flag, by which some keys are judged."""
-    digest = blake2b(credential.bearer.encode(), digest_size=DIGEST_BYTES, key=pepper).digest()
-    return digest + b"\1" if credential.loopback else digest
 
 
 class CredentialCache(Generic[Result]):

@@ -33,6 +33,7 @@ class Key:
     loopback_only: bool = False
     priority: "Priority.ValueType" = PRIORITY_UNSPECIFIED  # highest class; unspecified: that of the tenant
     models: frozenset[str] | None = None  # models that a token allows; None: all
+    issuer: str = ""  # of the token; empty: an API key
     policy: Policy = NO_POLICY  # of the operator
 
     @property
@@ -138,14 +139,30 @@ class KeyRing:
         key = self.owner(bearer)
         if key is None:
             raise Unauthenticated("this API key is unknown", reason="KEY_UNKNOWN")
-        if key.revoked_at is not None:
-            raise Unauthenticated(f"key {key.key_id} was revoked; request a new one", reason="KEY_REVOKED")
-        if key.expires_at is not None and key.expires_at <= now:
-            raise Unauthenticated(f"key {key.key_id} has expired; request a new one", reason="KEY_EXPIRED")
+        _check_valid(key, now)
         if key.loopback_only and not loopback:
             text = f"key {key.key_id} works only for callers on this host; create another with `penstock keys create`"
             raise PermissionDenied(text, reason="LOOPBACK_ONLY")
         return key
+
+    def delegator(self, key_id: str, tenant_id: str, now: float) -> Key:
+        """Return the key for which a delegation was issued. Raises Unauthenticated.
+
+        A key that works on loopback only is accepted: its caller was on loopback when the delegation was issued.
+        """
+        key = self._keys.get(key_id)
+        if key is None or key.tenant_id != tenant_id:
+            raise Unauthenticated(f"key {key_id} was deleted; request a new one", reason="KEY_UNKNOWN")
+        _check_valid(key, now)
+        return key
+
+
+def _check_valid(key: Key, now: float) -> None:
+    """Raise Unauthenticated if the key was revoked or has expired."""
+    if key.revoked_at is not None:
+        raise Unauthenticated(f"key {key.key_id} was revoked; request a new one", reason="KEY_REVOKED")
+    if key.expires_at is not None and key.expires_at <= now:
+        raise Unauthenticated(f"key {key.key_id} has expired; request a new one", reason="KEY_EXPIRED")
 
 
 def _random_base32(size: int) -> str:

@@ -110,6 +110,7 @@ def caller_of(claims: Mapping[str, Any], issuer: Issuer, now: float) -> Key:
         created_at=now,
         priority=_priority(claims, issuer),
         models=_models(claims, issuer),
+        issuer=issuer.issuer,
     )
 
 

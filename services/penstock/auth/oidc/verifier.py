@@ -46,6 +46,9 @@ class JwtVerifier:
     def recognizes(self, bearer: str) -> bool:
         return token.looks_like_token(bearer)
 
+    def has_issuer(self, issuer: str) -> bool:
+        return issuer in self.key_sets
+
     def verify(self, bearer: str, now: float) -> Key:
         """Return the caller. Raises TokenInvalid, TokenExpired, IssuerUnavailable or SigningKeyPending."""
         digest = hashlib.sha256(bearer.encode()).digest()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from penstock.auth.quota.reservation import FINAL_OUTCOMES, ReservationRequest
 
 MAX_ANSWERS = 20_000  # answers that are kept; a request of an older answer is charged separately
+MAX_DELEGATED_ANSWERS = 100_000  # the same for those of lines, which are many: more than run for a minute
 MAX_CONTINUATIONS_PER_ANSWER = 8  # requests that continue one answer; further ones are charged separately
 
 Intervals = tuple[tuple[int, int], ...]  # token indexes [start, end), in order, with gaps between them
@@ -73,22 +74,57 @@ def merge_intervals(intervals: Intervals, start: int, end: int) -> Intervals:
     return tuple(sorted([*apart, whole]))
 
 
+class DelegatedAnswers:
+    """Charges of recent answers of lines, each over its requests in any order.
+
+    Their callers are not there: the mesh chooses their answer ids, and repeats a request, from any token on, if a
+    process dies before the answer is stored. An answer is charged for its prompt once, and for its output up to the
+    last token that one of its requests has generated or received. Tokens that are generated again are free.
+    """
+
+    def __init__(self, *, max_answers: int = MAX_DELEGATED_ANSWERS) -> None:
+        self._max_answers = max_answers
+        self._charged: OrderedDict[bytes, tuple[str, ChargeDelta]] = OrderedDict()  # least recently used first
+
+    def __len__(self) -> int:
+        return len(self._charged)
+
+    def forget(self, is_forgotten: Callable[[str], bool]) -> None:
+        """Forget the answers of tenants of which `is_forgotten` is true."""
+        kept = ((key, answer) for key, answer in self._charged.items() if not is_forgotten(answer[0]))
+        self._charged = OrderedDict(kept)
+
+    def charge(self, key: bytes, tenant_id: str, prompt_tokens: int, output_tokens: int) -> ChargeDelta:
+        """Return the charge of a request after which the output has `output_tokens`, those before it included."""
+        _, before = self._charged.get(key, ("", NO_CHARGE))
+        total = ChargeDelta(max(before.prompt_tokens, prompt_tokens), max(before.output_tokens, output_tokens))
+        self._charged[key] = tenant_id, total
+        self._charged.move_to_end(key)
+        if len(self._charged) > self._max_answers:
+            self._charged.popitem(last=False)
+        return ChargeDelta(total.prompt_tokens - before.prompt_tokens, total.output_tokens - before.output_tokens)
+
+
 class AnswerLedger:
     """Recent answers. An answer id of a client counts only if auth has charged requests under this id."""
 
     def __init__(self) -> None:
         self._billings: OrderedDict[bytes, AnswerBilling] = OrderedDict()  # least recently used first
+        self._delegated = DelegatedAnswers()
 
     def __len__(self) -> int:
-        return len(self._billings)
+        return len(self._billings) + len(self._delegated)
 
     def forget(self, is_forgotten: Callable[[str], bool]) -> None:
         """Forget the answers of tenants of which `is_forgotten` is true."""
         kept = ((key, answer) for key, answer in self._billings.items() if not is_forgotten(answer.tenant_id))
         self._billings = OrderedDict(kept)
+        self._delegated.forget(is_forgotten)
 
     def add_continuation(self, request: ReservationRequest) -> bool:
         """Count a request that continues an answer. Return False if the answer was continued too often."""
+        if request.is_delegated:  # a line may be shed any number of times
+            return True
         answer = self._billing_of(request)
         answer.continuations += 1
         return answer.continuations <= MAX_CONTINUATIONS_PER_ANSWER
@@ -103,6 +139,9 @@ class AnswerLedger:
         if not (prompt_tokens or made_tokens or (continues and outcome in FINAL_OUTCOMES)):
             return NO_CHARGE
         prompt = request.prompt_tokens if continues else prompt_tokens
+        if request.is_delegated:
+            output = made_tokens + (request.emitted_tokens if continues else 0)
+            return self._delegated.charge(_answer_key(request), request.tenant_id, prompt, output)
         return self._billing_of(request).add_request(prompt, request.emitted_tokens, made_tokens, begins=not continues)
 
     def _billing_of(self, request: ReservationRequest) -> AnswerBilling:

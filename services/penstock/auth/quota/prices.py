@@ -3,8 +3,12 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from penstock.v1.inference_pb2 import PRIORITY_BATCH, Priority
+
 DEFAULT_MODEL = "*"  # of the price for models without a price of their own
 PRICED_TOKENS = 1_000_000  # tokens that a price is for
+FULL_PERCENT = 100  # of a price
+_PERCENT_TOKENS = PRICED_TOKENS * FULL_PERCENT
 MAX_UNPRICED = 1_000  # models without a price that are remembered
 
 
@@ -16,21 +20,25 @@ class Price(NamedTuple):
     cached_input_nanos: int  # at most `input_nanos`, so that a cached prompt costs at most its reservation
     output_nanos: int
 
-    def cost(self, prompt_tokens: int, output_tokens: int, cached_tokens: int = 0) -> int:
-        """Return the cost in nanos, rounded up. `cached_tokens` of the prompt cost the price of cached input."""
+    def cost(self, prompt_tokens: int, output_tokens: int, cached_tokens: int = 0, percent: int = FULL_PERCENT) -> int:
+        """Return the cost in nanos at `percent` of the price, rounded up once.
+
+        `cached_tokens` of the prompt cost the price of cached input.
+        """
         cached = min(cached_tokens, prompt_tokens)
         total = (
             (prompt_tokens - cached) * self.input_nanos
             + cached * self.cached_input_nanos
             + output_tokens * self.output_nanos
         )
-        return -(-total // PRICED_TOKENS)
+        return -(-total * percent // _PERCENT_TOKENS)
 
 
 class PriceList:
-    """The prices of all models."""
+    """The prices of all models, and the share of them that requests of class batch pay."""
 
-    def __init__(self, prices: Iterable[Price] = ()) -> None:
+    def __init__(self, prices: Iterable[Price] = (), *, batch_percent: int = FULL_PERCENT) -> None:
+        self._batch_percent = batch_percent  # at most `FULL_PERCENT`, so that `highest_nanos` holds for all requests
         self._prices = {each.model: each for each in prices}
         self._unpriced: dict[str, bool] = {}  # models without a price, and whether they were reported
         self.highest_nanos = 0  # of a token, times `PRICED_TOKENS`
@@ -71,6 +79,10 @@ class PriceList:
         if price is None and model not in self._unpriced and len(self._unpriced) < MAX_UNPRICED:
             self._unpriced[model] = False
         return price
+
+    def percent_of(self, priority: "Priority.ValueType") -> int:
+        """Return the percent of a price that requests of a class pay."""
+        return self._batch_percent if priority == PRIORITY_BATCH else FULL_PERCENT
 
     def pop_unpriced(self) -> list[str]:
         """Return, once each, models without a price."""

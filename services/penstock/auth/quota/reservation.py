@@ -6,6 +6,7 @@ from typing import NamedTuple
 from penstock.auth.quota.bucket import TakeRun
 from penstock.auth.quota.prices import Price
 from penstock.auth.quota.scope_quota import Hold
+from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, Priority
 
 OUTCOME_LOST = "lost"  # the edge did not reconnect in time, or the reservation expired
 FINAL_OUTCOMES = frozenset({"stop", "length"})  # outcomes of a complete answer
@@ -25,6 +26,8 @@ class ReservationRequest:
     answer_id: str = ""  # answer that the request continues; empty: it begins one
     emitted_tokens: int = 0  # tokens of the answer that the client claims to have received before
     fingerprint: bytes = field(default=b"", repr=False)  # of all inputs that determine the answer
+    priority: "Priority.ValueType" = PRIORITY_UNSPECIFIED  # granted class; unspecified: of a release that kept none
+    is_delegated: bool = False  # the mesh itself repeats its answer, for a caller that is not there
 
     @property
     def tokens(self) -> int:

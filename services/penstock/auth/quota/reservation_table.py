@@ -185,7 +185,10 @@ class ReservationTable:
     ) -> tuple[TakeRun | None, Metering]:
         """Reserve tokens and money. Raises LimitsExceeded if it `is_checked`."""
         price = self.prices.find(request.model) if self.prices or quota.has_money_budget else None
-        nanos = price.cost(request.prompt_tokens, request.max_chargeable_output_tokens) if price else 0
+        nanos = 0
+        if price:
+            percent = self.prices.percent_of(request.priority)
+            nanos = price.cost(request.prompt_tokens, request.max_chargeable_output_tokens, 0, percent)
         shadow_refusals = quota.check_limits(request, now, nanos) if is_checked else ()
         take_run = quota.reserve(request, now, shadow_refusals)
         holds = quota.hold_scopes(request, now, nanos, is_shadowed=bool(shadow_refusals))
@@ -248,10 +251,13 @@ class ReservationTable:
         return charge
 
     def _cost(self, reservation: Reservation, charged: ChargeDelta, cached_tokens: int) -> int:
-        """Return the cost of a charge by the price at the reservation, and never more than it has reserved."""
+        """Return the cost of a charge by price and class of the reservation, and never more than it has reserved."""
         reserved = reservation.metering.reserved_nanos
         price = reservation.metering.price or self.prices.find(reservation.request.model)
-        cost = price.cost(charged.prompt_tokens, charged.output_tokens, cached_tokens) if price else 0
+        if price is None:
+            return 0
+        percent = self.prices.percent_of(reservation.request.priority)
+        cost = price.cost(charged.prompt_tokens, charged.output_tokens, cached_tokens, percent)
         return cost if reserved is None else min(cost, reserved)
 
     def expire(self, now: float) -> list[Charge]:

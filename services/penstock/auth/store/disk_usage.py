@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.auth.store.location import MEMORY
+from penstock.chassis.database.location import MEMORY
 
 HYSTERESIS = 0.01  # share; use that varies around the watermark is not a change
 

@@ -11,11 +11,11 @@ import structlog
 
 from penstock.auth.store.backend import Backend
 from penstock.auth.store.disk_usage import Watermark
-from penstock.auth.store.location import StoreLocation, parse_location
 from penstock.auth.store.roll_up import KEEP_ALL, Retention
 from penstock.auth.store.sqlite.backend import SqliteBackend
 from penstock.auth.store.store import ChargesNotPersisted, StoredState
 from penstock.auth.store.threaded import ThreadedStore
+from penstock.chassis.database.location import StoreLocation, parse_location
 
 log = structlog.get_logger()
 

@@ -6,6 +6,7 @@ from penstock.auth.authorizer import Authorizer
 from penstock.auth.config import AuthConfig
 from penstock.auth.edge_sessions import EdgeSessions
 from penstock.auth.identity.authenticator import Authenticator, FailureLimits
+from penstock.auth.identity.delegation import DelegationIssuer
 from penstock.auth.identity.keys import Key, KeyRing, key_id_of
 from penstock.auth.identity.tenant import DEFAULT_TENANT
 from penstock.auth.partitions.owned import ServedPartitions
@@ -34,9 +35,10 @@ def recover(config: AuthConfig, state: StoredState, now: float, epochs: Mapping[
         keys.put(development_key(config.dev_key, keys, now))
     uses = GrantUses(reservations.is_lost)
     uses.restore(state.grant_uses)
+    failure_limits = FailureLimits(config.failures_per_source, config.failures_per_edge)
     return Authorizer(
         keys,
-        Authenticator(keys, FailureLimits(config.failures_per_source, config.failures_per_edge)),
+        Authenticator(keys, DelegationIssuer(pepper), failure_limits),
         reservations,
         GrantIssuer(pepper, config.fallback_grant_ttl),
         uses,
@@ -49,7 +51,8 @@ def recover(config: AuthConfig, state: StoredState, now: float, epochs: Mapping[
 
 
 def _reservations(config: AuthConfig, state: StoredState, now: float) -> ReservationTable:
-    reservations = ReservationTable(ttl=config.reservation_ttl, prices=PriceList(state.prices), region=config.region)
+    prices = PriceList(state.prices, batch_percent=config.batch_price_percent)
+    reservations = ReservationTable(ttl=config.reservation_ttl, prices=prices, region=config.region)
     uses = state.uses_by_tenant
     for tenant in state.tenants:
         balance = state.balances.get(tenant.tenant_id)

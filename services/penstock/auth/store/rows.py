@@ -17,12 +17,12 @@ KEY_COLUMNS = "key_id, tenant_id, digest, created_at, display_name, expires_at, 
 BALANCE_COLUMNS = "tenant_id, requests_full_at, tokens_full_at, prompt_tokens, output_tokens, requests"
 RESERVATION_COLUMNS = """
     reservation_id, request_id, tenant_id, key_id, edge_id, model, prompt_tokens, max_output_tokens, reserved_at,
-    expires_at, answer_id, emitted_tokens, fingerprint
+    expires_at, answer_id, emitted_tokens, fingerprint, priority, is_delegated
 """
 PRICED_RESERVATION_COLUMNS = f"{RESERVATION_COLUMNS}, reserved_nanos"
 CHARGED_RESERVATION_COLUMNS = """
     reservation_id, request_id, tenant_id, key_id, edge_id, model, reserved_prompt_tokens, reserved_output_tokens,
-    reserved_at, expires_at, answer_id, emitted_tokens, fingerprint
+    reserved_at, expires_at, answer_id, emitted_tokens, fingerprint, priority, is_delegated
 """
 LATEST_CHARGE_COLUMNS = f"{CHARGED_RESERVATION_COLUMNS}, settled_at, prompt_tokens, output_tokens, outcome, made_tokens"
 SCOPE_USE_COLUMNS = ", ".join(ScopeUse._fields)
@@ -30,7 +30,7 @@ PRICE_COLUMNS = ", ".join(Price._fields)
 LEDGER_COLUMNS = """
     reservation_id, request_id, tenant_id, key_id, edge_id, model, reserved_prompt_tokens, reserved_output_tokens,
     reserved_at, expires_at, settled_at, prompt_tokens, output_tokens, outcome, answer_id, emitted_tokens, fingerprint,
-    made_tokens, cached_tokens, price_nanos, worker, region
+    made_tokens, cached_tokens, price_nanos, worker, region, priority, is_delegated
 """
 GRANT_USE_COLUMNS = "grant_id, request_id, reservation_id, tokens, token_limit, forget_at"
 
@@ -69,20 +69,22 @@ def _reservation_columns(reservation: Reservation, output_tokens: int) -> Row:
         *(request.prompt_tokens, output_tokens),
         *(reservation.reserved_at, reservation.expires_at),
         *(request.answer_id, request.emitted_tokens, request.fingerprint),
+        *(request.priority, request.is_delegated),
     )
 
 
 def reservation_of(row: Row) -> Reservation:
     names = ("request_id", "tenant_id", "key_id", "edge_id", "model", "prompt_tokens", "max_output_tokens")
-    of_answer = ("answer_id", "emitted_tokens", "fingerprint")
-    request = ReservationRequest(**dict(zip((*names, *of_answer), (*row[1:8], *row[10:13]), strict=True)))
+    of_answer = ("answer_id", "emitted_tokens", "fingerprint", "priority")
+    values = dict(zip((*names, *of_answer), (*row[1:8], *row[10:14]), strict=True))
+    request = ReservationRequest(**values, is_delegated=bool(row[14]))
     return Reservation(reservation_id=row[0], request=request, reserved_at=row[8], expires_at=row[9])
 
 
 def priced_reservation_of(row: Row) -> Reservation:
     """Return the reservation of a row with `PRICED_RESERVATION_COLUMNS`."""
     reservation = reservation_of(row)
-    return replace(reservation, metering=Metering(row[13])) if row[13] else reservation
+    return replace(reservation, metering=Metering(row[15])) if row[15] else reservation
 
 
 def charged_reservation_of(row: Row) -> Reservation:
@@ -98,10 +100,10 @@ def charge_row(charge: Charge) -> Row:
     reserved = _reservation_columns(charge.reservation, charge.reservation.request.max_chargeable_output_tokens)
     spent = (charge.settled_at, charge.prompt_tokens, charge.output_tokens, charge.outcome)
     served = (charge.cached_tokens, charge.price_nanos, charge.worker, charge.region)
-    return (*reserved[:10], *spent, *reserved[10:], charge.made_tokens, *served)
+    return (*reserved[:10], *spent, *reserved[10:13], charge.made_tokens, *served, *reserved[13:])
 
 
 def charge_of(row: Row) -> Charge:
     """Return the charge of a row with `LATEST_CHARGE_COLUMNS`."""
     names = ("settled_at", "prompt_tokens", "output_tokens", "outcome", "made_tokens")
-    return Charge(reservation=charged_reservation_of(row), **dict(zip(names, row[13:], strict=True)))
+    return Charge(reservation=charged_reservation_of(row), **dict(zip(names, row[15:], strict=True)))

@@ -4,7 +4,7 @@ import os
 import secrets
 from pathlib import Path
 
-from penstock.auth.store.location import MEMORY
+from penstock.chassis.database.location import MEMORY
 
 SECRET_BYTES = 32
 

@@ -12,19 +12,6 @@ from penstock.auth.quota.prices import Price
 from penstock.auth.quota.reservation import Charge, Reservation
 from penstock.auth.quota.scope_quota import ScopeUse
 from penstock.auth.quota.tenant_quota import Balance
-from penstock.chassis.config import ConfigError
-
-
-class StoreUnusable(ConfigError):
-    """The store cannot be opened or read."""
-
-
-class StoreTooNew(ConfigError):
-    """The store was written by a later release, whose schema this release does not know."""
-
-    @classmethod
-    def of(cls, version: int, supported: int) -> "StoreTooNew":
-        return cls(f"the store has version {version}, and this release supports up to {supported}; upgrade auth")
 
 
 class StoreClosed(Exception):

@@ -1,8 +1,8 @@
 """Connections to a store that read usage."""
 
-from penstock.auth.store.location import StoreLocation
 from penstock.auth.store.sqlite.usage import SqliteUsage
 from penstock.auth.store.usage_connection import Connect
+from penstock.chassis.database.location import StoreLocation
 
 
 def usage_connections(location: StoreLocation) -> Connect | None:

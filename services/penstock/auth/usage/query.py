@@ -94,6 +94,7 @@ def _first_day(at: float) -> str:
 EXPORT_COLUMNS = (
     *("reservation_id", "request_id", "tenant_id", "key_id", "model", "region", "edge_id", "worker", "answer_id"),
     *("reserved_at", "settled_at", "prompt_tokens", "cached_tokens", "output_tokens", "price_nanos", "outcome"),
+    "priority",
 )
 _RESERVED_AT = EXPORT_COLUMNS.index("reserved_at")
 PageStatement = tuple[str, Values]

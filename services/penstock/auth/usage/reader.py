@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from penstock.auth.store.location import StoreLocation
 from penstock.auth.store.rows import Row
 from penstock.auth.store.usage_connection import Connect, QueryFailed, QueryTimeout, UsageConnection
 from penstock.auth.usage.connections import usage_connections
@@ -18,6 +17,7 @@ from penstock.auth.usage.query import (
     Values,
     totals_statement,
 )
+from penstock.chassis.database.location import StoreLocation
 from penstock.chassis.errors import DeadlineExceeded, FailedPrecondition, Overloaded, Unavailable
 
 MAX_QUERIES = 4  # at a time

@@ -50,5 +50,5 @@ def _row(number: int, at: float, caller: str, model: str, partition: int) -> str
     return (
         f"{int(at * 1_000):012x}{number:020x}\t{name}\t{caller}\tedge-{number % 4}\t{model}\t1024\t256\t{at:.6f}"
         f"\t{at + 9e4:.6f}\t{at + 1 + number % 7:.6f}\t{prompt}\t{output}\t{outcome}\t{name}\t0\t\\\\x{name}\t{output}"
-        f"\t{prompt // 2}\t{prompt * 50 + output * 200}\tworker-{number % 8}\tnorth\t{partition}\n"
+        f"\t{prompt // 2}\t{prompt * 50 + output * 200}\tworker-{number % 8}\tnorth\t2\tf\t{partition}\n"
     )

@@ -12,7 +12,6 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
-from penstock.auth.store.location import parse_location
 from penstock.auth.store.postgres.ledger import day_of
 from penstock.auth.store.postgres.ledger_rows import COUNT_ROWS, LEDGER_COLUMNS
 from penstock.auth.store.postgres.schema import migrate
@@ -22,6 +21,7 @@ from penstock.auth.usage.reader import UsageReader
 from penstock.bench.ledger.rows import LedgerPlan, day_blocks
 from penstock.bench.progress import ProgressFn
 from penstock.bench.statistics import distribution
+from penstock.chassis.database.location import parse_location
 
 QUERY_TENANTS = 20  # tenants whose month is read, by model and by day
 Figures = dict[str, Any]

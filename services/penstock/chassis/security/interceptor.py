@@ -1,4 +1,7 @@
-"""Server interceptor: refuses calls of peers whose tier may not call the RPC, and of other trust domains."""
+"""Server interceptor: refuses calls of peers whose tier may not call the RPC, and of other trust domains.
+
+A connection without a certificate is that of a client at the development door, or a unix socket of this user.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,7 +10,7 @@ import grpc
 
 from penstock.chassis.errors import PermissionDenied
 from penstock.chassis.security.identity import PeerIdentity, peer_identity
-from penstock.chassis.security.permissions import callers_of, is_allowed
+from penstock.chassis.security.permissions import DOOR_TIERS, callers_of, is_allowed
 from penstock.chassis.server.interceptors import Body, Context, Continuation, guarded
 
 
@@ -26,9 +29,19 @@ def check_trust_domain(peer: PeerIdentity, trust_domain: str) -> None:
         raise PermissionDenied(f"{text}; set PENSTOCK_TRUST_DOMAIN alike in one mesh", reason="TRUST_DOMAIN")
 
 
+def check_door(peer: str, method: str) -> None:
+    """Raise PermissionDenied / PEER_UNIDENTIFIED for a call of `peer` over plaintext that is for tiers alone.
+
+    peer: address of the caller, as of gRPC.
+    """
+    if not peer.startswith("unix:") and not callers_of(method) & DOOR_TIERS:
+        text = f"{method} is for processes that present a certificate; use the address of the edge that requires one"
+        raise PermissionDenied(text, reason="PEER_UNIDENTIFIED")
+
+
 @dataclass(frozen=True)
 class PeerInterceptor(grpc.aio.ServerInterceptor):
-    """Checks each call on a connection with a certificate. Plaintext connections are judged when a port is bound."""
+    """Checks each call by the certificate of its connection. Which ports need none is decided when a port is bound."""
 
     trust_domain: str
     _guarded: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # by method: the handler, and the guarded one
@@ -48,6 +61,8 @@ class PeerInterceptor(grpc.aio.ServerInterceptor):
         async def guard(context: Context, body: Body) -> Any:
             if (peer := peer_identity(context)) is not None:
                 check_call(peer, method, self.trust_domain)
+            else:
+                check_door(context.peer(), method)
             return await body()
 
         return guarded(handler, guard)

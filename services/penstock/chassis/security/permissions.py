@@ -13,6 +13,8 @@ def _entries() -> Iterator[tuple[str, frozenset[str]]]:
     mesh = {
         "AdmissionService": {"Admit": "edge"},
         "ResponseStoreService": {"Keep": "edge"},
+        "BatchService": {"UploadFile": "edge", "ReadFile": "edge", "Call": "edge"},
+        "LineService": {"Run": "batch"},
         "QueueService": {"Submit": "edge", "Dispatch": "scheduler"},
         "SchedulerService": {"Attach": "worker"},
         "WorkerService": {"Execute": "edge", "GetModelCard": "edge"},
@@ -24,6 +26,11 @@ def _entries() -> Iterator[tuple[str, frozenset[str]]]:
         yield f"externalscaler.ExternalScaler/{rpc}", frozenset({"keda"})
     for rpc in ("Generate", "Session", "CountTokens", "ListModels", "Embed"):
         yield f"penstock.v1.Inference/{rpc}", DOOR_TIERS
+    for rpc in (
+        *("UploadFile", "GetFile", "ListFiles", "ReadFile", "DeleteFile"),
+        *("CreateBatch", "GetBatch", "ListBatches", "CancelBatch", "RunLines"),
+    ):
+        yield f"penstock.v1.Batches/{rpc}", DOOR_TIERS
     for rpc in ("GetSnapshot", "WatchSnapshot", "Explain", "Drain", "CreateKey", "ListKeys", "RevokeKey"):
         yield f"penstock.v1.Admin/{rpc}", OPERATOR_TIERS
     for rpc in (

@@ -31,6 +31,7 @@ PROOFS = (
     "quota",
     "rollout",
     "retrieval",
+    "batch",
     "soak",
     "surge",
     "clocks",
@@ -92,8 +93,8 @@ SCORECARD_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "wo
 @click.option(
     "--seconds",
     type=FiniteFloat(1, 3600),
-    help="judged duration of each load of surge, clocks and overhead, of disk's and database's fault, or of an attack "
-    "of hostile",
+    help="judged duration of each load of surge, clocks and overhead, of disk's, database's and batch's outages, or of "
+    "an attack of hostile",
 )
 @click.option("--minutes", type=FiniteFloat(0, 600), help="duration of freeze's CPU stress")
 @click.option(
@@ -104,6 +105,7 @@ SCORECARD_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "wo
 )
 @click.option("--other-auth", is_flag=True, help="with --other-release: auth runs it as well")
 @click.option("--attacks", multiple=True, metavar="NAME", help="attacks or corpora of hostile; repeat for several")
+@click.option("--lines", type=click.IntRange(1, 10_000_000), help="lines of batch's batches")
 @click.option("--resets", type=click.IntRange(1, 1_000_000), help="streams that hostile's rapid-reset resets on a port")
 @click.option("--cancels", type=click.IntRange(1, 1_000_000), help="requests to cancel")
 @click.option("--tier", "tiers", multiple=True, type=click.Choice(TIERS), help="drain this tier alone; repeatable")
@@ -121,9 +123,9 @@ SCORECARD_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "wo
 @click.option("--seed", default=0, show_default=True)
 @json_option
 def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **given: Any) -> None:
-    """Run proofs: kill, cancel, drain, freeze, partition, disk, database, quota, rollout, retrieval, soak, surge,
-    clocks, hostile, overhead on real processes, engine on the real engine, and overload, fleet, recovery, bursts,
-    fairness, neighbour, order, prefixes, autoscale under virtual time. Without a NAME: all of them.
+    """Run proofs: kill, cancel, drain, freeze, partition, disk, database, quota, rollout, retrieval, batch, soak,
+    surge, clocks, hostile, overhead on real processes, engine on the real engine, and overload, fleet, recovery,
+    bursts, fairness, neighbour, order, prefixes, autoscale under virtual time. Without a NAME: all of them.
 
     Proofs on real processes start their own mesh, offer load, inject faults and compare the answers with those of a
     run without faults. Proofs under virtual time run the mesh's own queue, scheduler and batch, and other policies for
@@ -206,6 +208,7 @@ def _check_exclusive(*options: tuple[str, Any]) -> None:
 @click.option("--rollout", is_flag=True, help="replace workers of every world by workers of another model version")
 @click.option("--auth-replicas", is_flag=True, help="run several processes of auth on one database in every world")
 @click.option("--responses", is_flag=True, help="store responses in every world, and retrieve them at other edges")
+@click.option("--batches", is_flag=True, help="run batches in every world, on two replicas of the batch tier")
 @click.option(
     "--longest-freeze",
     type=click.FloatRange(5, 600, min_open=True),
@@ -229,6 +232,7 @@ def faults(*, seeds: int, seed: int, processes: int, frame_log: bool, as_json: b
         max_freeze_s=overriding["longest_freeze"] or 0.0,
         has_auth_replicas=overriding["auth_replicas"],
         has_responses=overriding["responses"],
+        has_batches=overriding["batches"],
     )
     if frame_log:
         command.show_replay(seed, overrides)

@@ -13,7 +13,7 @@ Row = dict[str, Any]
 Pair = tuple[ProcessSample, ProcessSample | None]  # a sample of a process, and its previous one
 
 SHED_KEYS = "class", "reason", "by"
-TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing")  # as a request passes them
+TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing", "batch")  # as a request passes them
 # The figure of each tier's snapshots that counts its present requests, and the counter of its rate.
 ACTIVE_FIGURES = {
     "edge": "active_requests",
@@ -21,9 +21,10 @@ ACTIVE_FIGURES = {
     "queue": "waiting",
     "scheduler": "leases",
     "worker": "running",
+    "batch": "lines_running",
 }
 STATES = ("tokenizing", "reserving", "queued", "leased", "running", "stopping")  # of a request at its edge
-RATE_FIGURES = {"edge": "requests_started", "worker": "tokens_generated"}
+RATE_FIGURES = {"edge": "requests_started", "worker": "tokens_generated", "batch": "lines_answered"}
 
 
 class TopFrame(TypedDict):
@@ -35,9 +36,12 @@ class TopFrame(TypedDict):
     models: list[Row]  # one per model and version, with its workers
     workers: list[Row]  # in the order of their schedulers, then by id
     processes: list[Row]
-    tiers: list[Row]  # one per tier; rates: of edges in requests, of queue in leases, of workers in output tokens
+    tiers: list[
+        Row
+    ]  # one per tier; rates: of edges in requests, of queue in leases, of workers in output tokens, of batch in lines
     states: Row  # requests of all edges by state, such as `queued`
     requests: list[Row]  # recent requests of all edges with their stages, the newest first; see `request_rows`
+    batches: list[Row]  # that have not ended, the oldest first
 
 
 def frame_of(samples: Sequence[ProcessSample], previous: Sequence[ProcessSample] = ()) -> TopFrame:
@@ -57,6 +61,7 @@ def frame_of(samples: Sequence[ProcessSample], previous: Sequence[ProcessSample]
         tiers=_tier_rows(pairs, processes, leases_per_second=sum(row["leased_per_second"] for row in shards)),
         states=_states(samples),
         requests=request_rows(samples),
+        batches=_batch_rows(samples),
     )
 
 
@@ -189,6 +194,11 @@ def _rate(process: ProcessSample, earlier: ProcessSample | None, figure: str) ->
 def _states(samples: Sequence[ProcessSample]) -> Row:
     edges = [each for each in samples if each.snapshot and each.snapshot.tier == "edge"]
     return {state: int(sum(each.figures.get(f"requests_{state}", 0) for each in edges)) for state in STATES}
+
+
+def _batch_rows(samples: Sequence[ProcessSample]) -> list[Row]:
+    """Return the batches of all processes; replicas of one store have the same ones."""
+    return list({row["batch_id"]: row for each in samples for row in each.rows("batches")}.values())
 
 
 def request_rows(samples: Sequence[ProcessSample]) -> list[Row]:

@@ -9,7 +9,7 @@ from penstock.cli.top.layout import SEPARATOR, TableView, printable, shortened, 
 from penstock.cli.top.once import summary
 from penstock.cli.top.tables import TABLES
 
-FOOTER = "1-8 table  ↑↓ row  Enter open  i values  Esc back  s sort  r reverse  q quit"
+FOOTER = "1-9 table  ↑↓ row  Enter open  i values  Esc back  s sort  r reverse  q quit"
 PAUSED = "paused; space: go on"
 VIEWS = {view.name: view for view in TABLES}
 HEADER_LINES, FOOTER_LINES = 4, 1  # summary, tabs, place and heads of the columns; keys

@@ -14,12 +14,13 @@ from penstock.bench.progress import progress_reporter
 from penstock.cli.admin import AdminTarget
 from penstock.cli.tables import stderr_console
 from penstock.cli.usage.query import money, utc_text
+from penstock.mesh.class_names import class_name
 from penstock.v1 import admin_pb2 as pb
 
 TEXTS = ("reservation_id", "request_id", "tenant_id", "key_id", "model", "region", "edge", "worker", "answer_id")
 TIMES = ("reserve_time", "settle_time")
 TOKENS = ("prompt_tokens", "cached_tokens", "output_tokens")
-COLUMNS = (*TEXTS, *TIMES, *TOKENS, "price", "outcome")
+COLUMNS = (*TEXTS, *TIMES, *TOKENS, "price", "outcome", "class")
 PRICE_DIGITS = 28  # of the Parquet column, 9 of them after the point
 ROW_GROUP_ROWS = 50_000  # rows of a Parquet file that are in memory at a time
 
@@ -79,7 +80,13 @@ class CsvFile:
 def _csv_row(row: pb.LedgerRow) -> list[str | int]:
     times = (utc_text(getattr(row, each), timespec="microseconds") for each in TIMES)
     tokens = (getattr(row, each) for each in TOKENS)
-    return [*(getattr(row, each) for each in TEXTS), *times, *tokens, money(row.price_nanos), row.outcome]
+    texts = (getattr(row, each) for each in TEXTS)
+    return [*texts, *times, *tokens, money(row.price_nanos), row.outcome, _class(row)]
+
+
+def _class(row: pb.LedgerRow) -> str:
+    """Return the granted class; empty if the row has none."""
+    return class_name(row.priority) if row.priority else ""
 
 
 class ParquetFile:
@@ -100,6 +107,7 @@ class ParquetFile:
                 *((each, pa.int64()) for each in TOKENS),
                 ("price", pa.decimal128(PRICE_DIGITS, 9)),
                 ("outcome", pa.string()),
+                ("class", pa.string()),
             ]
         )
         self._writer = parquet.ParquetWriter(path, self._schema, compression="zstd")
@@ -113,6 +121,7 @@ class ParquetFile:
             for each in TIMES:
                 columns[each].append(getattr(row, each).ToMicroseconds())
             columns["price"].append(_decimal(row.price_nanos))
+            columns["class"].append(_class(row))
         if len(columns["outcome"]) >= ROW_GROUP_ROWS:
             self._flush()
 

@@ -238,8 +238,7 @@ class AdmissionFilter:
 
 
 def _is_new(passage: RequestContext) -> bool:
-    spec = passage.spec
-    return passage.request.attempt == 1 and not (spec.resume_ids or spec.answer_id)
+    return passage.request.attempt == 1 and not passage.spec.is_continued
 
 
 def _rejection_windows(windows: Iterable[RejectionWindowMessage]) -> list[RejectionWindow]:

@@ -49,7 +49,7 @@ class AuthFallback:
         self,
         limits: AuthFallbackLimits,
         runner: EffectRunner,
-        deferred_frame: Callable[[RequestContext, str, bytes], AdmitRequest],  # of a request, its key id and its grant
+        deferred_frame: Callable[[RequestContext, Identity, bytes], AdmitRequest],  # of request, caller and grant
         watch: OutageWatch,
         *,
         send: Callable[[int, AdmitRequest], object],  # to the owner of a partition
@@ -160,16 +160,22 @@ class AuthFallback:
             entry = self._deferred.pop(ticket_id)
             caller = entry.caller if entry else {}
             log.error("deferred_reservation_rejected", ticket_id=ticket_id, **caller, because=error.message)
+            if entry and entry.on_settled:
+                entry.on_settled()
         return True
 
-    def settle_deferred(self, ticket_id: str, settlement: Settle) -> None:
+    def settle_deferred(self, ticket_id: str, settlement: Settle, on_settled: Callable[[], None] | None = None) -> None:
         """Settle a request that ended before auth recorded its reservation, or after auth rejected it for good.
 
         Auth is told at once that the request used fewer tokens of its grant, before another request may use the others.
+        `on_settled` as in `AuthClient.settle`.
         """
         if ticket_id not in self._deferred:
+            if on_settled:
+                on_settled()
             return
         entry, unused = self._deferred.settle(ticket_id, settlement)
+        entry.on_settled = on_settled
         self._identities.release(entry.tenant_id, entry.grant, unused)
         self._send_deferred(entry)
 
@@ -219,6 +225,9 @@ class AuthFallback:
         identity = self._find_admissible(context.credential, context.spec.priority)
         if isinstance(identity, Refusal):
             return identity
+        if context.credential.delegation:  # its caller does not wait, so that the tokens are for callers who do
+            message = "auth is unreachable, and a line of a batch waits for it"
+            return Refusal("delegated", message, identity.tenant_id)
         request = context.request
         tokens = request.charged_prompt_tokens + max(0, request.output.tokens_left)
         now = self._runner.now()
@@ -230,7 +239,7 @@ class AuthFallback:
         if grant is None:
             message = "auth is unreachable and the tokens that it granted to this tenant are used up"
             return Refusal("exhausted", message, identity.tenant_id)
-        frame = self._deferred_frame(context, identity.key_id, grant.proof)
+        frame = self._deferred_frame(context, identity, grant.proof)
         entry = DeferredReservation(identity.tenant_id, tokens, grant, now, frame)
         self._deferred.add(request.ticket_id, entry)
         self._send_deferred(entry)

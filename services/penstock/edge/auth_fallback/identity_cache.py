@@ -3,9 +3,9 @@
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import NamedTuple
 
+from penstock.mesh.credential_hash import CredentialHash
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
 from penstock.v1.inference_pb2 import Priority
 
@@ -31,7 +31,7 @@ class IdentityCache:
     def __init__(self, *, max_entries: int, ttl: float, pepper: bytes) -> None:
         self._max_entries = max_entries
         self._ttl = ttl  # s
-        self._hash = blake2b(digest_size=16, key=pepper)  # with the secret of this process, up to 64 bytes
+        self._hash = CredentialHash(pepper)
         self._identities: OrderedDict[bytes, CachedIdentity] = OrderedDict()
         self._identified: OrderedDict[bytes, CachedIdentity] = OrderedDict()  # callers that auth has not admitted yet
         self._granted_tokens: OrderedDict[str, int] = OrderedDict()  # tokens, by tenant
@@ -47,7 +47,7 @@ class IdentityCache:
         self, credential: Credential, granted: Identity, requested_priority: "Priority.ValueType", now: float
     ) -> None:
         """Record that auth admitted a request, with the class that was requested and the identity that was granted."""
-        digest = self._digest(credential)
+        digest = self._hash.digest(credential)
         self._identified.pop(digest, None)
         cached = self._identities.pop(digest, None)
         identity = Identity()
@@ -60,7 +60,7 @@ class IdentityCache:
 
     def record_identified(self, credential: Credential, identity: Identity, now: float) -> None:
         """Record that auth identified a caller. This makes it known; only an admission makes it valid for fallback."""
-        digest = self._digest(credential)
+        digest = self._hash.digest(credential)
         self._identified.pop(digest, None)
         self._identified[digest] = CachedIdentity(identity, now)
         if len(self._identified) > self._max_entries:
@@ -68,7 +68,7 @@ class IdentityCache:
 
     def find_known(self, credential: Credential, now: float) -> Identity | None:
         """Return the identity of a caller that auth recently admitted or identified. The caller must not change it."""
-        digest = self._digest(credential)
+        digest = self._hash.digest(credential)
         for cached in (self._identities.get(digest), self._identified.get(digest)):
             if cached and now - cached.admitted_at <= self._ttl:
                 return cached.identity
@@ -76,13 +76,13 @@ class IdentityCache:
 
     def invalidate(self, credential: Credential) -> None:
         """Remove a caller that auth rejects."""
-        digest = self._digest(credential)
+        digest = self._hash.digest(credential)
         self._identities.pop(digest, None)
         self._identified.pop(digest, None)
 
     def record_rejected(self, credential: Credential) -> None:
         """Record that auth rejected a request of a caller, until it admits one again."""
-        digest = self._digest(credential)
+        digest = self._hash.digest(credential)
         if cached := self._identities.get(digest):
             self._identities[digest] = cached._replace(is_rejected=True)
 
@@ -102,7 +102,7 @@ class IdentityCache:
 
     def revoke_grant(self, credential: Credential) -> None:
         """Set the grant of the caller's tenant to 0, because the tenant is at its limits."""
-        if caller := self._identities.get(self._digest(credential)):
+        if caller := self._identities.get(self._hash.digest(credential)):
             self.grant(caller.identity.tenant_id, 0)
 
     def find(
@@ -112,7 +112,7 @@ class IdentityCache:
 
         Without `accepts_rejected`, also None if auth rejected the caller's last request.
         """
-        caller = self._identities.get(self._digest(credential))
+        caller = self._identities.get(self._hash.digest(credential))
         if caller is None or now - caller.admitted_at > self._ttl or (caller.is_rejected and not accepts_rejected):
             return None
         identity = Identity()
@@ -134,9 +134,3 @@ class IdentityCache:
         grant.tokens_left += tokens
         if tenant_id in self._granted_tokens:
             self._granted_tokens[tenant_id] += tokens
-
-    def _digest(self, credential: Credential) -> bytes:
-        """Return a digest of the bearer token and the loopback flag, because some keys work on loopback only."""
-        header_hash = self._hash.copy()
-        header_hash.update(credential.bearer.encode())
-        return header_hash.digest() + (b"\1" if credential.loopback else b"\0")

@@ -76,6 +76,7 @@ class DeferredReservation:
     frame: AdmitRequest = field(repr=False)  # sent again until auth answers
     settlement: Settle | None = None  # None while the request is active
     on_recorded: Callable[[str], None] | None = None  # receives the reservation id; the settlement is still held then
+    on_settled: Callable[[], None] | None = None  # called once auth has recorded the settlement, or never will
     rejections: int = 0  # of its grant
 
     def frame_at(self, now: float) -> AdmitRequest:

@@ -4,9 +4,9 @@ import asyncio
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from hashlib import blake2b
 
 from penstock.chassis.errors import PenstockError, Unauthenticated
+from penstock.mesh.credential_hash import CredentialHash
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
 
 REJECTION_TTL_S = 1.0  # a key that auth has just rejected is rejected again without asking
@@ -40,7 +40,7 @@ class CallerIdentification:
 
     def __init__(self, identify: Callable[[Credential], Awaitable[Identity]]) -> None:
         self._identify = identify
-        self._pepper = secrets.token_bytes(32)
+        self._hash = CredentialHash(secrets.token_bytes(32))
         self._rejections = RejectionCache()
         self._pending: dict[bytes, asyncio.Future[Identity]] = {}
         self.asked = 0
@@ -48,11 +48,11 @@ class CallerIdentification:
 
     def is_pending(self, credential: Credential) -> bool:
         """Return whether auth is being asked about this caller."""
-        return bool(self._pending) and self._digest(credential) in self._pending
+        return bool(self._pending) and self._hash.digest(credential) in self._pending
 
     async def identify(self, credential: Credential) -> Identity:
         """Return the identity of a caller. Raises auth's rejection, or Unavailable."""
-        digest = self._digest(credential)
+        digest = self._hash.digest(credential)
         while pending := self._pending.get(digest):
             try:
                 return await asyncio.shield(pending)
@@ -86,10 +86,6 @@ class CallerIdentification:
         finally:
             del self._pending[digest]
             answer.cancel()  # has no effect unless this call was cancelled or failed otherwise
-
-    def _digest(self, credential: Credential) -> bytes:
-        bearer = blake2b(credential.bearer.encode(), digest_size=16, key=self._pepper).digest()
-        return bearer + bytes([credential.loopback])
 
 
 def _is_cancelled() -> bool:

@@ -41,6 +41,7 @@ class RequestContext:
     shard: str = ""  # address of the shard that holds the ticket; empty if none does
     poison_fingerprint: int = 0  # of its ticket; 0 until it is computed
     hold_settlement: SettlementHold | None = None  # receives the settlement in place of auth
+    on_settled: Callable[[], None] | None = None  # called once auth has recorded the settlement, or never will
     run: RunHandle | None = None
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
     timer_due_at: float = math.inf  # of the runner's clock; inf without a timer

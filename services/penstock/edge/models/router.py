@@ -57,7 +57,7 @@ class ModelRouter:
     def mirror_of(self, context: RequestContext) -> str:
         """Return the model that receives a copy of a request; empty if none does. A resumed answer is not copied."""
         spec = context.spec
-        if not context.route or spec.resume_ids or spec.answer_id:
+        if not context.route or spec.is_continued:
             return ""
         route = self._routes.find(context.route, context.request.identity.tenant_id)
         if route is None or not is_mirrored(route, context.request_id):

@@ -21,13 +21,15 @@ class EmbeddingCall:
     dimensions: int | None = None  # numbers of each vector; None: as many as the model has
     timeout_s: float | None = None  # s from arrival to the last vector; None: the edge's default
     priority: Priority.ValueType = Priority.PRIORITY_UNSPECIFIED
+    answer_id: str = ""  # chosen by the caller; empty: each request names its own
+    is_first_run: bool = False  # of `answer_id`
 
-    def spec_of(self, prompt: TextInput | TokenInput, model: str, model_version: str) -> RequestSpec:
+    def spec_of(self, index: int, model: str, model_version: str) -> RequestSpec:
         """Return the request for one input. Queue and quota count the one token that each run may make at most."""
         return RequestSpec(
             request_id=self.request_id,
             model=model,
-            input=prompt,
+            input=self.inputs[index],
             temperature=0.0,
             seed=0,
             max_output_tokens=1,
@@ -35,6 +37,8 @@ class EmbeddingCall:
             priority=self.priority,
             model_version=model_version,
             embeds=True,
+            answer_id=f"{self.answer_id}-{index}" if self.answer_id else "",
+            is_first_run=self.is_first_run,
         )
 
 
@@ -46,7 +50,7 @@ def validate_call(call: EmbeddingCall, field_names: Mapping[str, str]) -> None:
             "; ".join(f"{field} {wrong}" for field, wrong in found),
             field_violations=[FieldViolation(field=field, description=wrong) for field, wrong in found],
         )
-    validate(call.spec_of(call.inputs[0], call.model, ""), field_names)
+    validate(call.spec_of(0, call.model, ""), field_names)
 
 
 def _violations(call: EmbeddingCall) -> Iterator[tuple[str, str, str]]:

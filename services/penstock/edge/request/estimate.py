@@ -73,6 +73,6 @@ def estimate_from_spec(spec: RequestSpec) -> RequestEstimate:
         lambda: min_tokens(spec.input),
         spec.max_output_tokens,
         spec.timeout_s,
-        is_new=not (spec.resume_ids or spec.answer_id),
+        is_new=not spec.is_continued,
         model_version=spec.model_version if spec.resume_ids else "",
     )

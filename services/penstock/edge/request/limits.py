@@ -5,6 +5,7 @@ Bytes are of UTF-8. The limits of a model (context, vocabulary) come with its ca
 
 # Of one HTTP body or gRPC message. Text at its own limit fits even if JSON escapes its characters.
 BODY_BYTES = 16 << 20
+FILE_BYTES = 4 << 30  # of one uploaded file
 HEAD_BYTES = 64 << 10  # request line and headers of one HTTP request
 HEADERS = 256  # of one HTTP request
 BODY_BUDGET_BYTES = 256 << 20  # of all HTTP bodies that are being read together

@@ -79,9 +79,15 @@ class RequestSpec:
     timeout_s: float | None = None  # s from arrival to the last token; None: the edge's default
     resume_ids: tuple[int, ...] = ()  # tokens of the answer that the caller has already
     answer_id: str = ""  # of the answer that this request continues, as the first edge named it; empty: none or unknown
+    is_first_run: bool = False  # of `answer_id`, which the caller has chosen in this case
     model_version: str = ""  # of the model that generated `resume_ids`; empty: unknown
     form: Form | None = None  # of the output; None: free text
     n: int = 1  # answers
     top_logprobs: int = 0  # likeliest tokens beside each token; above 0 only with `logprobs`
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its score), by id
     embeds: bool = False  # whether the embedding of the prompt is wanted, by `model_version`, and no output
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether an earlier request of the answer may have run."""
+        return bool(self.resume_ids or (self.answer_id and not self.is_first_run))

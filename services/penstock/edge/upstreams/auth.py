@@ -155,19 +155,33 @@ class AuthClient:
         if self._reservations.send(context.ticket_id, frames.reserve_abandoned(context, plan), partition):
             self._answers.charge_abandoned(context.ticket_id, len(plan.prompt_ids))
 
-    def settle(self, ticket_id: str, reservation_id: str, settlement: Settle, tenant_id: str) -> None:
-        """Settle a reservation. A deferred one is settled once auth has recorded it."""
+    def settle(
+        self,
+        ticket_id: str,
+        reservation_id: str,
+        settlement: Settle,
+        tenant_id: str,
+        on_settled: Callable[[], None] | None = None,
+    ) -> None:
+        """Settle a reservation. A deferred one is settled once auth has recorded it.
+
+        `on_settled` is called once auth has confirmed the settlement, or will never record the reservation.
+        """
         if not reservation_id:
-            self.fallback.settle_deferred(ticket_id, settlement)
+            self.fallback.settle_deferred(ticket_id, settlement, on_settled)
             return
         self._all_settled.clear()
-        self._settlements.settle(reservation_id, settlement, partition_of(tenant_id))
+        self._settlements.settle(reservation_id, settlement, partition_of(tenant_id), on_settled)
 
     # Callers.
 
     async def identify(self, credential: Credential, timeout: float) -> Identity:
         """Return the caller's identity. Raises auth's rejection, or Unavailable after `timeout` seconds."""
         return await self._identifies.identify(credential, timeout)
+
+    async def delegate(self, credential: Credential, timeout: float) -> bytes:
+        """Return a proof of auth that requests may run for the caller later. Raises as `identify`."""
+        return await self._identifies.delegate(credential, timeout)
 
     def accept_identity_header(self, header: str, credential: Credential) -> bool:
         """Return whether auth has identified the caller for our proxy. It is then known as after `identify`."""

@@ -34,7 +34,7 @@ class AuthAnswers:
         identifies: IdentifyCalls,
         reservations: Reservations,
         settlements: Settlements,
-        settle: Callable[[str, str, Settle, str], None],  # ticket, reservation, settlement, tenant
+        settle: Callable[[str, str, Settle, str, Callable[[], None] | None], None],  # as `AuthClient.settle`
         on_settled: Callable[[], None],
     ) -> None:
         self._requests = requests
@@ -75,7 +75,7 @@ class AuthAnswers:
                 self._on_settled()
             case "identified":
                 self._watch.on_response(address, frame.identified.request_id)
-                self._identifies.on_identified(frame.identified.request_id, frame.identified.identity)
+                self._identifies.on_identified(frame.identified)
             case "not_owner":
                 self._watch.on_response(address, frame.not_owner.request_id)
                 self._on_not_owner(address, frame.not_owner)
@@ -89,7 +89,7 @@ class AuthAnswers:
         entry = self._fallback.pop_deferred(admitted.request_id)
         self._fallback.cache_identity(admitted, context)
         if entry and entry.settlement:
-            self._settle(admitted.request_id, reservation_id, entry.settlement, tenant_id)
+            self._settle(admitted.request_id, reservation_id, entry.settlement, tenant_id, entry.on_settled)
             return
         if context is None and entry and entry.on_recorded:
             entry.on_recorded(reservation_id)
@@ -97,7 +97,9 @@ class AuthAnswers:
         if context is None:  # the request is done
             if reservation_id not in self._settlements:
                 prompt_tokens = self._abandoned_tokens.pop(admitted.request_id, 0)
-                self._settle(admitted.request_id, reservation_id, Settle(prompt_tokens, 0, "cancelled"), tenant_id)
+                self._settle(
+                    admitted.request_id, reservation_id, Settle(prompt_tokens, 0, "cancelled"), tenant_id, None
+                )
             return
         if entry:
             context.request.reservation_id = reservation_id

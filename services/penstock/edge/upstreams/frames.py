@@ -8,7 +8,7 @@ from penstock.edge.lifecycle.effects import Settle as SettleEffect
 from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.upstreams.hashing import answer_fingerprint, block_hashes, poison_fingerprint
 from penstock.mesh.forms import form_message
-from penstock.mesh.v1.admission_pb2 import AdmitRequest, Reserve, Settle
+from penstock.mesh.v1.admission_pb2 import AdmitRequest, Identity, Reserve, Settle
 from penstock.mesh.v1.queue_pb2 import Enqueue, HeldModel, HeldRequests, SubmitRequest, Withdraw
 from penstock.mesh.v1.ticket_pb2 import Lease, Ticket
 from penstock.mesh.v1.worker_pb2 import Cancel, ExecuteRequest, Start
@@ -49,16 +49,22 @@ def reserve_abandoned(context: RequestContext, plan: GenerationPlan) -> AdmitReq
 
 
 def _lasting_name(context: RequestContext) -> str:
-    """Return what names the caller over all requests of an answer: its API key, or the subject of its tokens."""
+    """Return what names the caller over all requests of an answer: API key, delegation, or subject of its tokens."""
+    if context.credential.delegation:
+        return context.credential.delegation.hex()
     bearer, key_id = context.credential.bearer, context.request.identity.key_id
     return bearer if bearer.startswith(API_KEY_PREFIX) else key_id or bearer
 
 
-def reserve_admitted(context: RequestContext, key_id: str, grant: bytes) -> AdmitRequest:
-    """Return the deferred reservation of a request that the edge admitted under auth fallback."""
+def reserve_admitted(context: RequestContext, identity: Identity, grant: bytes) -> AdmitRequest:
+    """Return the deferred reservation of a request that the edge admitted under auth fallback, with its granted class.
+
+    Auth cannot derive the class from the key id of a JWT, and charges by it.
+    """
     frame = reserve(context)
     frame.reserve.ClearField("credential")
-    frame.reserve.fallback_admission.key_id = key_id
+    frame.reserve.priority = identity.priority
+    frame.reserve.fallback_admission.key_id = identity.key_id
     frame.reserve.fallback_admission.grant = grant
     return frame
 
@@ -109,7 +115,7 @@ def _ticket(context: RequestContext, now: float) -> Ticket:
         avoid_workers=request.failed_attempts.avoided_workers,
         traceparent=context.telemetry.traceparent,
         fingerprint=context.poison_fingerprint,
-        may_have_run=bool(context.spec.answer_id or context.spec.resume_ids),
+        may_have_run=context.spec.is_continued,
     )
 
 

@@ -8,14 +8,15 @@ from penstock.chassis.ids import new_id
 from penstock.edge.auth_fallback.fallback import AuthFallback
 from penstock.edge.auth_fallback.watch import OutageWatch
 from penstock.edge.upstreams.auth_streams import AuthStreams
-from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identify, Identity
+from penstock.mesh.v1.admission_pb2 import AdmitRequest, Credential, Identified, Identify, Identity
 
 
 @dataclass(slots=True, eq=False)
 class IdentifyCall:
     request_id: str
     credential: Credential
-    response: "asyncio.Future[Identity]"
+    response: "asyncio.Future[Identified]"
+    delegates: bool = False
     address: str = ""  # of the replica that received the frame; empty if none did
 
 
@@ -36,14 +37,23 @@ class IdentifyCalls:
         """Return the caller's identity. Raises auth's rejection, or Unavailable after `timeout` seconds."""
         if self._watch.is_all_unreachable:
             return self._fallback.identify(credential)
+        return (await self._ask(credential, timeout)).identity
+
+    async def delegate(self, credential: Credential, timeout: float) -> bytes:
+        """Return a proof of auth that requests may run for the caller later. Raises as `identify`."""
+        if delegation := (await self._ask(credential, timeout, delegates=True)).delegation:
+            return delegation
+        raise Unavailable("auth issues no delegation now; retry in 1 s", reason="AUTH_LOST", retry_after=1.0)
+
+    async def _ask(self, credential: Credential, timeout: float, *, delegates: bool = False) -> Identified:
         if len(self._calls) >= self._max_calls:
             raise Overloaded("this edge identifies too many callers at present", reason="EDGE_FULL", retry_after=1.0)
-        call = IdentifyCall(new_id(), credential, asyncio.get_running_loop().create_future())
+        call = IdentifyCall(new_id(), credential, asyncio.get_running_loop().create_future(), delegates)
         self._calls[call.request_id] = call
         self._send(call)
         try:
             async with asyncio.timeout(timeout):
-                identity = await call.response
+                identified = await call.response
         except TimeoutError:
             raise Unavailable("auth does not answer; retry in 1 s", reason="AUTH_LOST", retry_after=1.0) from None
         except PenstockError as error:
@@ -51,12 +61,12 @@ class IdentifyCalls:
             raise
         finally:
             del self._calls[call.request_id]
-        self._fallback.cache_identified(credential, identity)
-        return identity
+        self._fallback.cache_identified(credential, identified.identity)
+        return identified
 
-    def on_identified(self, request_id: str, identity: Identity) -> None:
-        if call := self._open_call(request_id):
-            call.response.set_result(identity)
+    def on_identified(self, identified: Identified) -> None:
+        if call := self._open_call(identified.request_id):
+            call.response.set_result(identified)
 
     def on_rejected(self, request_id: str, error: PenstockError) -> bool:
         """Return whether the rejected request is an open `identify`."""
@@ -88,12 +98,13 @@ class IdentifyCalls:
             return
         self._watch.on_request_moved(call.address, call.request_id)
         self._watch.on_request_sent(address, call.request_id)
-        frame = AdmitRequest(identify=Identify(request_id=call.request_id, credential=call.credential))
+        question = Identify(request_id=call.request_id, credential=call.credential, delegates=call.delegates)
+        frame = AdmitRequest(identify=question)
         call.address = address if self._streams.send(address, frame) else ""
 
     def _decide(self, call: IdentifyCall) -> None:
         try:
-            call.response.set_result(self._fallback.identify(call.credential))
+            call.response.set_result(Identified(identity=self._fallback.identify(call.credential)))
         except Unavailable as error:
             call.response.set_exception(error)
 

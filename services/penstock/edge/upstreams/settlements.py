@@ -21,6 +21,7 @@ class Settlements:
         self._send_to_owner = send
         self._send_later = send_later
         self._unconfirmed: dict[str, AdmitRequest] = {}
+        self._callbacks: dict[str, Callable[[], None]] = {}  # of those that somebody waits for
 
     def __len__(self) -> int:
         return len(self._unconfirmed)
@@ -37,7 +38,16 @@ class Settlements:
         frame = self._unconfirmed.get(reservation_id)
         return frame.settle.partition if frame else None
 
-    def settle(self, reservation_id: str, settlement: Settle, partition: int) -> None:
+    def settle(
+        self,
+        reservation_id: str,
+        settlement: Settle,
+        partition: int,
+        on_settled: Callable[[], None] | None = None,
+    ) -> None:
+        """Send a settlement. `on_settled` is called once auth has confirmed it."""
+        if on_settled:
+            self._callbacks[reservation_id] = on_settled
         frame = self._unconfirmed[reservation_id] = frames.settle(reservation_id, settlement, partition)
         if settlement.outcome == "cancelled":
             self._send_later(partition, frame)
@@ -46,6 +56,8 @@ class Settlements:
 
     def on_settled(self, reservation_id: str) -> None:
         self._unconfirmed.pop(reservation_id, None)
+        if self._callbacks and (on_settled := self._callbacks.pop(reservation_id, None)):
+            on_settled()
 
     def resend(self, reservation_ids: Iterable[str], is_recordable: Callable[[int], bool]) -> None:
         """Send those of the settlements again that auth has not confirmed, if their owner can record them."""

@@ -1,7 +1,7 @@
 """Fake gRPC server: calls arrive from the simulated network and run the registered handlers, as in grpc.aio."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
@@ -224,12 +224,18 @@ class ServerSide:
         client.on_go_away()
 
 
+async def _requests(context: FakeServicerContext) -> AsyncIterator[Any]:
+    """Yield the messages of a client, for a handler that iterates over them instead of reading its context."""
+    while (message := await context.read()) is not grpc.aio.EOF:
+        yield message
+
+
 async def _run_handler(handler: Any, context: FakeServicerContext) -> None:
     if handler.request_streaming and handler.response_streaming:
-        await handler.stream_stream(None, context)
+        await handler.stream_stream(_requests(context), context)
         return
     if handler.request_streaming:
-        await context.write(await handler.stream_unary(None, context))
+        await context.write(await handler.stream_unary(_requests(context), context))
         return
     request = await context.read()
     if handler.response_streaming:

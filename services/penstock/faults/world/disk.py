@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.auth.store.sqlite import sql
-from penstock.auth.store.sqlite.sql import migrate
+from penstock.auth.store.sqlite.sql import MIGRATIONS
 from penstock.auth.store.store import (
     Barrier,
     Change,
@@ -22,6 +22,7 @@ from penstock.auth.store.store import (
     StoreEvent,
 )
 from penstock.auth.store.writer import ChangeWriter
+from penstock.chassis.database.sqlite import migrate
 
 COMMIT_DELAY_S = (0.0002, 0.004)  # range of s
 RETRY_INTERVAL_S = 0.2  # s between two attempts to write a charge
@@ -45,7 +46,7 @@ class Disk:
         self.rng = random.Random(f"{seed} disk")
         self.connection = sqlite3.connect(":memory:", isolation_level=None)
         self.is_full = False
-        migrate(self.connection)
+        migrate(self.connection, MIGRATIONS)
 
     def commit(self, batch: list[PendingChange]) -> Exception | None:
         """Commit all of `batch` or none of it; return the error, or None after a commit."""

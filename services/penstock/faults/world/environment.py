@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import grpc
@@ -20,6 +20,7 @@ from penstock.chassis.ids import RandomSource
 from penstock.faults.grpc.fake_channel import FakeChannel
 from penstock.faults.grpc.fake_server import FakeServer
 from penstock.faults.grpc.network import Network
+from penstock.faults.world.batch_disk import BatchDisk
 from penstock.faults.world.disk import Disk
 from penstock.faults.world.engines import EnginePool, FakeEngineHost
 from penstock.faults.world.event_loop import ProcessLoop
@@ -33,6 +34,9 @@ from penstock.worker.engine_host.supervisor import EngineSupervisor
 # A shard ends a run without reports after this time in s. The shipped value, a minute, would slow down every world.
 UNREPORTED_RUN_TIMEOUT_S = 5.0
 
+LINES_PER_CHUNK = 3  # of the batch tier, instead of hundreds
+JOB_LEASE_S = 9.0  # s, instead of 30: a file of a world is divided within milliseconds
+
 # Modules that use the `random` module, whose state all threads of a process share.
 MODULES_WITH_RANDOM = (
     "penstock.chassis.streams.link",
@@ -44,11 +48,18 @@ MODULES_WITH_RANDOM = (
 )
 
 
+class Disks(NamedTuple):
+    """All stores of a world."""
+
+    auth: Disk
+    responses: ResponseDisk
+    batches: BatchDisk
+
+
 @contextmanager
-def patched_environment(
-    network: Network, disk: Disk, responses: ResponseDisk, engine_pool: EnginePool, seed: int
-) -> Iterator[None]:
+def patched_environment(network: Network, disks: Disks, engine_pool: EnginePool, seed: int) -> Iterator[None]:
     """Run the processes of the block on this network, these disks and engines, with all randomness from `seed`."""
+    disk, responses, batches = disks
     world, rng = network.world, random.Random(f"{seed} processes")
     random_bytes = _for_this_thread(rng.randbytes, os.urandom)
 
@@ -86,6 +97,8 @@ def patched_environment(
         patch.dict(_keyword_defaults("penstock.scheduler.__main__.SchedulerService"), now=world.monotonic_time),
         patch("penstock.auth.__main__.opened_store", open_store),
         patch("penstock.auth.__main__.opened_responses", responses.open_store),
+        patch("penstock.batch.__main__.opened_store", batches.open_store),
+        *_batch_settings(),
         patch("penstock.edge.__main__.serving_http", http_opener(open_server)),
         patch("penstock.chassis.server.server._serving_operators", _without_operators),
         # A process that is killed leaves its collector in the original registry, and with it its world.
@@ -97,6 +110,18 @@ def patched_environment(
         for change in changes:
             stack.enter_context(change)
         yield
+
+
+def _batch_settings() -> Iterator[AbstractContextManager[Any]]:
+    """Yield changes of the constants of batches: a file of some lines has several chunks, and windows are seconds."""
+    window_range = (1.0, 7 * 86_400.0)
+    yield patch("penstock.batch.jobs.division.CHUNK_LINES", LINES_PER_CHUNK)
+    yield patch("penstock.batch.store.job_worker.JOB_LEASE_S", JOB_LEASE_S)
+    yield patch("penstock.batch.store.job_lease.JOB_LEASE_S", JOB_LEASE_S)
+    yield patch("penstock.batch.store.job_lease.RENEWAL_S", JOB_LEASE_S / 3)
+    yield patch("penstock.batch.service.WINDOW_RANGE_S", window_range)
+    yield patch("penstock.edge.api.openai.batches.objects.WINDOW_RANGE_S", window_range)
+    yield patch.dict("penstock.edge.api.openai.batches.objects.WINDOW_UNITS", m=1.0)
 
 
 @asynccontextmanager

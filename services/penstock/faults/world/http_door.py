@@ -23,6 +23,7 @@ class HttpRequest(NamedTuple):
     bearer: str
     request_id: str = ""
     body: str = ""
+    content_type: str = ""
 
     def pack(self) -> bytes:
         return orjson.dumps([*self])
@@ -33,6 +34,8 @@ class HttpRequest(NamedTuple):
         headers = [(b"authorization", f"Bearer {self.bearer}".encode())]
         if self.request_id:
             headers.append((b"x-request-id", self.request_id.encode()))
+        if self.content_type:
+            headers.append((b"content-type", self.content_type.encode()))
         return {
             "type": "http",
             "method": self.method,

@@ -9,10 +9,10 @@ from typing import Any
 
 from penstock.auth.responses.errors import ResponseStoreUnavailable
 from penstock.auth.responses.messages import failed
-from penstock.auth.store.location import MEMORY
 from penstock.auth.store.responses.operations import ResponseOperations
 from penstock.auth.store.responses.sqlite import SqliteResponses
 from penstock.auth.store.responses.thread import Caller, OnResult
+from penstock.chassis.database.location import MEMORY
 from penstock.mesh.v1.responses_pb2 import StoreCall, StoreResult
 
 COMMIT_DELAY_S = (0.0002, 0.004)  # range of s

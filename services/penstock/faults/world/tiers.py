@@ -8,6 +8,8 @@ from typing import Any
 
 from penstock.auth.__main__ import run_auth
 from penstock.auth.config import AuthConfig
+from penstock.batch.__main__ import run_batch
+from penstock.batch.config import BatchConfig
 from penstock.edge.__main__ import run_edge
 from penstock.edge.config import EdgeConfig
 from penstock.faults.checks.allowed_failures import PATIENCE_S
@@ -44,11 +46,23 @@ class MeshShape:
     token_budget: int = 24  # tokens per step
     response_buffer_bytes: int = 65_536
     has_responses: bool = False  # edges serve HTTP, and store responses
+    batches: int = 0  # replicas of the batch tier, which share a database; above 0, edges serve HTTP
 
     def addresses(self, tier: str) -> tuple[str, ...]:
-        count = {"edge": self.edges, "auth": self.auths, "queue": self.queues, "scheduler": self.schedulers}
-        port = BASE_PORT + 100 * TIERS.index(tier)
-        return tuple(f"127.0.0.1:{port + number}" for number in range(count.get(tier, self.workers)))
+        count = {
+            "edge": self.edges,
+            "auth": self.auths,
+            "queue": self.queues,
+            "scheduler": self.schedulers,
+            "worker": self.workers,
+            "batch": self.batches,
+        }
+        port = BASE_PORT + 100 * list(count).index(tier)
+        return tuple(f"127.0.0.1:{port + number}" for number in range(count[tier]))
+
+    @property
+    def has_http(self) -> bool:
+        return self.has_responses or bool(self.batches)
 
     @property
     def http_addresses(self) -> tuple[str, ...]:
@@ -59,7 +73,7 @@ class MeshShape:
 
     def random_clocks(self, rng: random.Random) -> dict[str, HostClock]:
         """Return a clock for the host of each process. Clients keep the time of the world."""
-        return {name: HostClock.random(rng) for tier in TIERS for name in self.names(tier)}
+        return {name: HostClock.random(rng) for tier in (*TIERS, "batch") for name in self.names(tier)}
 
 
 def http_address(address: str) -> str:
@@ -67,7 +81,7 @@ def http_address(address: str) -> str:
     return f"{host}:{int(port) + HTTP_PORT_OFFSET}"
 
 
-TIERS = ("edge", "auth", "queue", "scheduler", "worker")
+TIERS = ("edge", "auth", "queue", "scheduler", "worker")  # of every mesh
 
 
 @dataclass
@@ -80,7 +94,7 @@ class Tiers:
     processes: dict[str, Process] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for tier in ("auth", "queue", "scheduler", "worker", "edge"):
+        for tier in ("auth", "queue", "scheduler", "worker", "edge", "batch"):
             for name, address in zip(self.shape.names(tier), self.shape.addresses(tier), strict=True):
                 self._add(name, tier, address)
 
@@ -112,8 +126,9 @@ def _edge(shape: MeshShape, address: str, instance_id: str) -> Coroutine[Any, An
             cancel_ack_timeout=5.0,
             drain_grace=3.0,
             response_buffer_bytes=shape.response_buffer_bytes,
-            http_listen=http_address(address) if shape.has_responses else "",
+            http_listen=http_address(address) if shape.has_http else "",
             response_keys=RESPONSE_KEYS if shape.has_responses else "",
+            batches=shape.addresses("batch"),
         )
     )
 
@@ -166,10 +181,17 @@ def _worker(shape: MeshShape, address: str, instance_id: str) -> Coroutine[Any, 
     return run_worker(config)
 
 
+def _batch(shape: MeshShape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
+    return run_batch(
+        BatchConfig(listen=address, instance_id=instance_id, edges=shape.addresses("edge"), drain_grace=3.0)
+    )
+
+
 _MAINS: dict[str, Callable[[MeshShape, str, str], Coroutine[Any, Any, None]]] = {
     "edge": _edge,
     "auth": _auth,
     "queue": _queue,
     "scheduler": _scheduler,
     "worker": _worker,
+    "batch": _batch,
 }

@@ -6,6 +6,7 @@ from penstock.mesh.limits.shared import FLAG, ID, MODEL_NAME, PRIORITY, REQUEST_
 from penstock.mesh.partitions import PARTITIONS
 
 GRANT = Data(64)
+DELEGATION = Data(bounds.DELEGATION_BYTES)
 PARTITION = Whole(PARTITIONS - 1)
 
 ADMISSION: Table = {
@@ -13,8 +14,9 @@ ADMISSION: Table = {
         "bearer": Text(bounds.BEARER_CHARS),
         "loopback": FLAG,
         "source": Text(bounds.SOURCE_CHARS),
+        "delegation": DELEGATION,
     },
-    "penstock.mesh.v1.Identify": {"request_id": ID, "credential": Part()},
+    "penstock.mesh.v1.Identify": {"request_id": ID, "credential": Part(), "delegates": FLAG},
     "penstock.mesh.v1.Reserve": {
         "request_id": ID,
         "credential": Part(),
@@ -50,7 +52,7 @@ ADMISSION: Table = {
         "cache_salt": SALT,
         "key_id": ID,
     },
-    "penstock.mesh.v1.Identified": {"request_id": ID, "identity": Part()},
+    "penstock.mesh.v1.Identified": {"request_id": ID, "identity": Part(), "delegation": DELEGATION},
     "penstock.mesh.v1.Admitted": {
         "request_id": ID,
         "reservation_id": ID,

@@ -36,6 +36,7 @@ DIGEST_CHARS: Final = 128
 ADDRESS_CHARS: Final = 300
 TRACEPARENT_CHARS: Final = 128
 BEARER_CHARS: Final = 4_096
+DELEGATION_BYTES: Final = 512
 SOURCE_CHARS: Final = 64  # of an IP address
 BUDGET_WARNING_CHARS: Final = 2_048  # of one text for each scope of a request
 REASON_CHARS: Final = 1_024
@@ -45,6 +46,14 @@ TOKENIZER_BYTES: Final = 48 << 20  # compressed
 SEALED_CONTENT_BYTES: Final = (16 << 20) + (1 << 16)  # request or output of a stored response: a body, sealed
 SEALED_RESUME_BYTES: Final = 1 << 16
 SEALED_TOKENS_BYTES: Final = 16 << 20  # of one part of the output
+FILE_BYTES: Final = 1 << 62  # of one file of lines or answers
+FILE_PART_BYTES: Final = 1 << 20  # of one message
+BATCH_LINES: Final = 1 << 40  # lines of one batch
+LINE_ID_CHARS: Final = 32
+LINE_BYTES: Final = 16 << 20  # body of one line
+LINE_PROGRESS_BYTES: Final = 16 << 20
+LINE_ANSWER_BYTES: Final = 48 << 20  # below the largest message
+HTTP_STATUS: Final = 599
 CHAIN_BYTES: Final = 32 << 20  # requests and outputs of one conversation
 UNIX_S: Final = 1 << 36  # s, a point in time
 
@@ -71,6 +80,8 @@ ROUTE_FALLBACKS: Final = 8  # of one route
 FRAMES: Final = 1_024  # of one bundle
 EXTENDED: Final = 4_096  # stored responses of one call
 CLAIMED: Final = 1_024  # stored responses of one result
+LISTED_FILES: Final = 1_000  # of one page
+LISTED_BATCHES: Final = 100
 CHAINED: Final = 1_000  # stored responses of one conversation
 
 

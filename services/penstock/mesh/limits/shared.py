@@ -98,6 +98,7 @@ TICKETS: Table = {
         "queue_id": ID,
         "express": FLAG,
         "model": MODEL_KEY,
+        "priority": PRIORITY,
     },
     "penstock.mesh.v1.CatalogEntry": {
         "model": MODEL_NAME,

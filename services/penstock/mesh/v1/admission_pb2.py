@@ -28,7 +28,7 @@ from penstock.v1 import route_pb2 as penstock_dot_v1_dot_route__pb2
 from penstock.v1 import stream_pb2 as penstock_dot_v1_dot_stream__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n penstock/mesh/v1/admission.proto\x12\x10penstock.mesh.v1\x1a\x19penstock/v1/failure.proto\x1a\x1bpenstock/v1/inference.proto\x1a\x17penstock/v1/route.proto\x1a\x18penstock/v1/stream.proto\"\xc2\x02\n\x0c\x41\x64mitRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12.\n\x08identify\x18\x02 \x01(\x0b\x32\x1a.penstock.mesh.v1.IdentifyH\x00\x12,\n\x07reserve\x18\x03 \x01(\x0b\x32\x19.penstock.mesh.v1.ReserveH\x00\x12*\n\x06settle\x18\x04 \x01(\x0b\x32\x18.penstock.mesh.v1.SettleH\x00\x12+\n\theartbeat\x18\x05 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12,\n\x04more\x18\x0f \x03(\x0b\x32\x1e.penstock.mesh.v1.AdmitRequestB\x07\n\x05\x66rame\">\n\nCredential\x12\x0e\n\x06\x62\x65\x61rer\x18\x01 \x01(\t\x12\x10\n\x08loopback\x18\x02 \x01(\x08\x12\x0e\n\x06source\x18\x03 \x01(\t\"P\n\x08Identify\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\ncredential\x18\x02 \x01(\x0b\x32\x1c.penstock.mesh.v1.Credential\"\xd6\x02\n\x07Reserve\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\ncredential\x18\x02 \x01(\x0b\x32\x1c.penstock.mesh.v1.Credential\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11max_output_tokens\x18\x05 \x01(\r\x12\'\n\x08priority\x18\x06 \x01(\x0e\x32\x15.penstock.v1.Priority\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x11\n\tanswer_id\x18\x08 \x01(\t\x12\x16\n\x0e\x65mitted_tokens\x18\t \x01(\r\x12\x1a\n\x12\x61nswer_fingerprint\x18\n \x01(\x0c\x12?\n\x12\x66\x61llback_admission\x18\x0b \x01(\x0b\x32#.penstock.mesh.v1.FallbackAdmission\"o\n\x11\x46\x61llbackAdmission\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\r\n\x05grant\x18\x02 \x01(\x0c\x12\x11\n\tage_nanos\x18\x03 \x01(\x04\x12\x18\n\x0bused_tokens\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_used_tokens\"\xac\x01\n\x06Settle\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x0f\n\x07outcome\x18\x04 \x01(\t\x12\x16\n\tpartition\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x0e\n\x06worker\x18\x07 \x01(\tB\x0c\n\n_partition\"\x86\x05\n\rAdmitResponse\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12\x32\n\nidentified\x18\x02 \x01(\x0b\x32\x1c.penstock.mesh.v1.IdentifiedH\x00\x12.\n\x08\x61\x64mitted\x18\x03 \x01(\x0b\x32\x1a.penstock.mesh.v1.AdmittedH\x00\x12.\n\x08rejected\x18\x04 \x01(\x0b\x32\x1a.penstock.mesh.v1.RejectedH\x00\x12,\n\x07settled\x18\x05 \x01(\x0b\x32\x19.penstock.mesh.v1.SettledH\x00\x12+\n\theartbeat\x18\x06 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x07 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12\x33\n\x0bstore_state\x18\x08 \x01(\x0b\x32\x1c.penstock.mesh.v1.StoreStateH\x00\x12\x37\n\ridentity_keys\x18\t \x01(\x0b\x32\x1e.penstock.mesh.v1.IdentityKeysH\x00\x12=\n\x10owned_partitions\x18\n \x01(\x0b\x32!.penstock.mesh.v1.OwnedPartitionsH\x00\x12/\n\tnot_owner\x18\x0b \x01(\x0b\x32\x1a.penstock.mesh.v1.NotOwnerH\x00\x12*\n\x06routes\x18\x0c \x01(\x0b\x32\x18.penstock.mesh.v1.RoutesH\x00\x12-\n\x04more\x18\x0f \x03(\x0b\x32\x1f.penstock.mesh.v1.AdmitResponseB\x07\n\x05\x66rame\"z\n\x08Identity\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\'\n\x08priority\x18\x02 \x01(\x0e\x32\x15.penstock.v1.Priority\x12\x0e\n\x06weight\x18\x03 \x01(\x02\x12\x12\n\ncache_salt\x18\x04 \x01(\x0c\x12\x0e\n\x06key_id\x18\x05 \x01(\t\"N\n\nIdentified\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12,\n\x08identity\x18\x02 \x01(\x0b\x32\x1a.penstock.mesh.v1.Identity\"\x9b\x02\n\x08\x41\x64mitted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0ereservation_id\x18\x02 \x01(\t\x12,\n\x08identity\x18\x03 \x01(\x0b\x32\x1a.penstock.mesh.v1.Identity\x12\x17\n\x0f\x66\x61llback_tokens\x18\x05 \x01(\r\x12\x16\n\x0e\x66\x61llback_grant\x18\x06 \x01(\x0c\x12&\n\x1e\x66\x61llback_grant_time_left_nanos\x18\x07 \x01(\x04\x12\x31\n\x0brate_limits\x18\x08 \x01(\x0b\x32\x1c.penstock.mesh.v1.RateLimits\x12\x16\n\x0e\x62udget_warning\x18\t \x01(\tJ\x04\x08\x04\x10\x05R\x0b\x65xpire_time\"\xac\x01\n\nRateLimits\x12\x16\n\x0elimit_requests\x18\x01 \x01(\x04\x12\x1a\n\x12remaining_requests\x18\x02 \x01(\x04\x12\x1d\n\x15reset_requests_millis\x18\x03 \x01(\x04\x12\x14\n\x0climit_tokens\x18\x04 \x01(\x04\x12\x18\n\x10remaining_tokens\x18\x05 \x01(\x04\x12\x1b\n\x13reset_tokens_millis\x18\x06 \x01(\x04\"\x9b\x01\n\x08Rejected\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12%\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x14.penstock.v1.Failure\x12\x11\n\ttenant_id\x18\x03 \x01(\t\x12\x0e\n\x06key_id\x18\x04 \x01(\t\x12\x31\n\x0brate_limits\x18\x05 \x01(\x0b\x32\x1c.penstock.mesh.v1.RateLimits\"$\n\nStoreState\x12\x16\n\x0eis_unavailable\x18\x01 \x01(\x08\"!\n\x07Settled\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\"5\n\x0fOwnedPartitions\x12\x12\n\npartitions\x18\x01 \x03(\r\x12\x0e\n\x06\x65pochs\x18\x02 \x03(\x04\"d\n\x08NotOwner\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0ereservation_id\x18\x02 \x01(\t\x12,\n\x08identity\x18\x03 \x01(\x0b\x32\x1a.penstock.mesh.v1.Identity\",\n\x06Routes\x12\"\n\x06routes\x18\x01 \x03(\x0b\x32\x12.penstock.v1.Route\"P\n\x0cIdentityKeys\x12+\n\x04keys\x18\x01 \x03(\x0b\x32\x1d.penstock.mesh.v1.IdentityKey\x12\x13\n\x0b\x63lock_nanos\x18\x02 \x01(\x04\"F\n\x0bIdentityKey\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0e\n\x06secret\x18\x02 \x01(\x0c\x12\x17\n\x0ftime_left_nanos\x18\x03 \x01(\x04\x32`\n\x10\x41\x64missionService\x12L\n\x05\x41\x64mit\x12\x1e.penstock.mesh.v1.AdmitRequest\x1a\x1f.penstock.mesh.v1.AdmitResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n penstock/mesh/v1/admission.proto\x12\x10penstock.mesh.v1\x1a\x19penstock/v1/failure.proto\x1a\x1bpenstock/v1/inference.proto\x1a\x17penstock/v1/route.proto\x1a\x18penstock/v1/stream.proto\"\xc2\x02\n\x0c\x41\x64mitRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12.\n\x08identify\x18\x02 \x01(\x0b\x32\x1a.penstock.mesh.v1.IdentifyH\x00\x12,\n\x07reserve\x18\x03 \x01(\x0b\x32\x19.penstock.mesh.v1.ReserveH\x00\x12*\n\x06settle\x18\x04 \x01(\x0b\x32\x18.penstock.mesh.v1.SettleH\x00\x12+\n\theartbeat\x18\x05 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12,\n\x04more\x18\x0f \x03(\x0b\x32\x1e.penstock.mesh.v1.AdmitRequestB\x07\n\x05\x66rame\"R\n\nCredential\x12\x0e\n\x06\x62\x65\x61rer\x18\x01 \x01(\t\x12\x10\n\x08loopback\x18\x02 \x01(\x08\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x12\n\ndelegation\x18\x04 \x01(\x0c\"c\n\x08Identify\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\ncredential\x18\x02 \x01(\x0b\x32\x1c.penstock.mesh.v1.Credential\x12\x11\n\tdelegates\x18\x03 \x01(\x08\"\xd6\x02\n\x07Reserve\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\ncredential\x18\x02 \x01(\x0b\x32\x1c.penstock.mesh.v1.Credential\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11max_output_tokens\x18\x05 \x01(\r\x12\'\n\x08priority\x18\x06 \x01(\x0e\x32\x15.penstock.v1.Priority\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x11\n\tanswer_id\x18\x08 \x01(\t\x12\x16\n\x0e\x65mitted_tokens\x18\t \x01(\r\x12\x1a\n\x12\x61nswer_fingerprint\x18\n \x01(\x0c\x12?\n\x12\x66\x61llback_admission\x18\x0b \x01(\x0b\x32#.penstock.mesh.v1.FallbackAdmission\"o\n\x11\x46\x61llbackAdmission\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\r\n\x05grant\x18\x02 \x01(\x0c\x12\x11\n\tage_nanos\x18\x03 \x01(\x04\x12\x18\n\x0bused_tokens\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_used_tokens\"\xac\x01\n\x06Settle\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x0f\n\x07outcome\x18\x04 \x01(\t\x12\x16\n\tpartition\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x0e\n\x06worker\x18\x07 \x01(\tB\x0c\n\n_partition\"\x86\x05\n\rAdmitResponse\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12\x32\n\nidentified\x18\x02 \x01(\x0b\x32\x1c.penstock.mesh.v1.IdentifiedH\x00\x12.\n\x08\x61\x64mitted\x18\x03 \x01(\x0b\x32\x1a.penstock.mesh.v1.AdmittedH\x00\x12.\n\x08rejected\x18\x04 \x01(\x0b\x32\x1a.penstock.mesh.v1.RejectedH\x00\x12,\n\x07settled\x18\x05 \x01(\x0b\x32\x19.penstock.mesh.v1.SettledH\x00\x12+\n\theartbeat\x18\x06 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x07 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12\x33\n\x0bstore_state\x18\x08 \x01(\x0b\x32\x1c.penstock.mesh.v1.StoreStateH\x00\x12\x37\n\ridentity_keys\x18\t \x01(\x0b\x32\x1e.penstock.mesh.v1.IdentityKeysH\x00\x12=\n\x10owned_partitions\x18\n \x01(\x0b\x32!.penstock.mesh.v1.OwnedPartitionsH\x00\x12/\n\tnot_owner\x18\x0b \x01(\x0b\x32\x1a.penstock.mesh.v1.NotOwnerH\x00\x12*\n\x06routes\x18\x0c \x01(\x0b\x32\x18.penstock.mesh.v1.RoutesH\x00\x12-\n\x04more\x18\x0f \x03(\x0b\x32\x1f.penstock.mesh.v1.AdmitResponseB\x07\n\x05\x66rame\"z\n\x08Identity\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\'\n\x08priority\x18\x02 \x01(\x0e\x32\x15.penstock.v1.Priority\x12\x0e\n\x06weight\x18\x03 \x01(\x02\x12\x12\n\ncache_salt\x18\x04 \x01(\x0c\x12\x0e\n\x06key_id\x18\x05 \x01(\t\"b\n\nIdentified\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12,\n\x08identity\x18\x02 \x01(\x0b\x32\x1a.penstock.mesh.v1.Identity\x12\x12\n\ndelegation\x18\x03 \x01(\x0c\"\x9b\x02\n\x08\x41\x64mitted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0ereservation_id\x18\x02 \x01(\t\x12,\n\x08identity\x18\x03 \x01(\x0b\x32\x1a.penstock.mesh.v1.Identity\x12\x17\n\x0f\x66\x61llback_tokens\x18\x05 \x01(\r\x12\x16\n\x0e\x66\x61llback_grant\x18\x06 \x01(\x0c\x12&\n\x1e\x66\x61llback_grant_time_left_nanos\x18\x07 \x01(\x04\x12\x31\n\x0brate_limits\x18\x08 \x01(\x0b\x32\x1c.penstock.mesh.v1.RateLimits\x12\x16\n\x0e\x62udget_warning\x18\t \x01(\tJ\x04\x08\x04\x10\x05R\x0b\x65xpire_time\"\xac\x01\n\nRateLimits\x12\x16\n\x0elimit_requests\x18\x01 \x01(\x04\x12\x1a\n\x12remaining_requests\x18\x02 \x01(\x04\x12\x1d\n\x15reset_requests_millis\x18\x03 \x01(\x04\x12\x14\n\x0climit_tokens\x18\x04 \x01(\x04\x12\x18\n\x10remaining_tokens\x18\x05 \x01(\x04\x12\x1b\n\x13reset_tokens_millis\x18\x06 \x01(\x04\"\x9b\x01\n\x08Rejected\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12%\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x14.penstock.v1.Failure\x12\x11\n\ttenant_id\x18\x03 \x01(\t\x12\x0e\n\x06key_id\x18\x04 \x01(\t\x12\x31\n\x0brate_limits\x18\x05 \x01(\x0b\x32\x1c.penstock.mesh.v1.RateLimits\"$\n\nStoreState\x12\x16\n\x0eis_unavailable\x18\x01 \x01(\x08\"!\n\x07Settled\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\"5\n\x0fOwnedPartitions\x12\x12\n\npartitions\x18\x01 \x03(\r\x12\x0e\n\x06\x65pochs\x18\x02 \x03(\x04\"d\n\x08NotOwner\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0ereservation_id\x18\x02 \x01(\t\x12,\n\x08identity\x18\x03 \x01(\x0b\x32\x1a.penstock.mesh.v1.Identity\",\n\x06Routes\x12\"\n\x06routes\x18\x01 \x03(\x0b\x32\x12.penstock.v1.Route\"P\n\x0cIdentityKeys\x12+\n\x04keys\x18\x01 \x03(\x0b\x32\x1d.penstock.mesh.v1.IdentityKey\x12\x13\n\x0b\x63lock_nanos\x18\x02 \x01(\x04\"F\n\x0bIdentityKey\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0e\n\x06secret\x18\x02 \x01(\x0c\x12\x17\n\x0ftime_left_nanos\x18\x03 \x01(\x04\x32`\n\x10\x41\x64missionService\x12L\n\x05\x41\x64mit\x12\x1e.penstock.mesh.v1.AdmitRequest\x1a\x1f.penstock.mesh.v1.AdmitResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,41 +38,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADMITREQUEST']._serialized_start=162
   _globals['_ADMITREQUEST']._serialized_end=484
   _globals['_CREDENTIAL']._serialized_start=486
-  _globals['_CREDENTIAL']._serialized_end=548
-  _globals['_IDENTIFY']._serialized_start=550
-  _globals['_IDENTIFY']._serialized_end=630
-  _globals['_RESERVE']._serialized_start=633
-  _globals['_RESERVE']._serialized_end=975
-  _globals['_FALLBACKADMISSION']._serialized_start=977
-  _globals['_FALLBACKADMISSION']._serialized_end=1088
-  _globals['_SETTLE']._serialized_start=1091
-  _globals['_SETTLE']._serialized_end=1263
-  _globals['_ADMITRESPONSE']._serialized_start=1266
-  _globals['_ADMITRESPONSE']._serialized_end=1912
-  _globals['_IDENTITY']._serialized_start=1914
-  _globals['_IDENTITY']._serialized_end=2036
-  _globals['_IDENTIFIED']._serialized_start=2038
-  _globals['_IDENTIFIED']._serialized_end=2116
-  _globals['_ADMITTED']._serialized_start=2119
-  _globals['_ADMITTED']._serialized_end=2402
-  _globals['_RATELIMITS']._serialized_start=2405
-  _globals['_RATELIMITS']._serialized_end=2577
-  _globals['_REJECTED']._serialized_start=2580
-  _globals['_REJECTED']._serialized_end=2735
-  _globals['_STORESTATE']._serialized_start=2737
-  _globals['_STORESTATE']._serialized_end=2773
-  _globals['_SETTLED']._serialized_start=2775
-  _globals['_SETTLED']._serialized_end=2808
-  _globals['_OWNEDPARTITIONS']._serialized_start=2810
-  _globals['_OWNEDPARTITIONS']._serialized_end=2863
-  _globals['_NOTOWNER']._serialized_start=2865
-  _globals['_NOTOWNER']._serialized_end=2965
-  _globals['_ROUTES']._serialized_start=2967
-  _globals['_ROUTES']._serialized_end=3011
-  _globals['_IDENTITYKEYS']._serialized_start=3013
-  _globals['_IDENTITYKEYS']._serialized_end=3093
-  _globals['_IDENTITYKEY']._serialized_start=3095
-  _globals['_IDENTITYKEY']._serialized_end=3165
-  _globals['_ADMISSIONSERVICE']._serialized_start=3167
-  _globals['_ADMISSIONSERVICE']._serialized_end=3263
+  _globals['_CREDENTIAL']._serialized_end=568
+  _globals['_IDENTIFY']._serialized_start=570
+  _globals['_IDENTIFY']._serialized_end=669
+  _globals['_RESERVE']._serialized_start=672
+  _globals['_RESERVE']._serialized_end=1014
+  _globals['_FALLBACKADMISSION']._serialized_start=1016
+  _globals['_FALLBACKADMISSION']._serialized_end=1127
+  _globals['_SETTLE']._serialized_start=1130
+  _globals['_SETTLE']._serialized_end=1302
+  _globals['_ADMITRESPONSE']._serialized_start=1305
+  _globals['_ADMITRESPONSE']._serialized_end=1951
+  _globals['_IDENTITY']._serialized_start=1953
+  _globals['_IDENTITY']._serialized_end=2075
+  _globals['_IDENTIFIED']._serialized_start=2077
+  _globals['_IDENTIFIED']._serialized_end=2175
+  _globals['_ADMITTED']._serialized_start=2178
+  _globals['_ADMITTED']._serialized_end=2461
+  _globals['_RATELIMITS']._serialized_start=2464
+  _globals['_RATELIMITS']._serialized_end=2636
+  _globals['_REJECTED']._serialized_start=2639
+  _globals['_REJECTED']._serialized_end=2794
+  _globals['_STORESTATE']._serialized_start=2796
+  _globals['_STORESTATE']._serialized_end=2832
+  _globals['_SETTLED']._serialized_start=2834
+  _globals['_SETTLED']._serialized_end=2867
+  _globals['_OWNEDPARTITIONS']._serialized_start=2869
+  _globals['_OWNEDPARTITIONS']._serialized_end=2922
+  _globals['_NOTOWNER']._serialized_start=2924
+  _globals['_NOTOWNER']._serialized_end=3024
+  _globals['_ROUTES']._serialized_start=3026
+  _globals['_ROUTES']._serialized_end=3070
+  _globals['_IDENTITYKEYS']._serialized_start=3072
+  _globals['_IDENTITYKEYS']._serialized_end=3152
+  _globals['_IDENTITYKEY']._serialized_start=3154
+  _globals['_IDENTITYKEY']._serialized_end=3224
+  _globals['_ADMISSIONSERVICE']._serialized_start=3226
+  _globals['_ADMISSIONSERVICE']._serialized_end=3322
 # @@protoc_insertion_point(module_scope)

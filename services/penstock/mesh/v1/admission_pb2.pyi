@@ -93,6 +93,7 @@ class Credential(_message.Message):
     BEARER_FIELD_NUMBER: _builtins.int
     LOOPBACK_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    DELEGATION_FIELD_NUMBER: _builtins.int
     bearer: _builtins.str
     """The API key or JWT as received, at most 4 KiB. Empty: none was presented."""
     loopback: _builtins.bool
@@ -101,16 +102,21 @@ class Credential(_message.Message):
     """Address of the caller without a port, as the edge or its proxy saw it. Auth limits failures per source. Empty: the
     edge does not know it, or is of a release without this field.
     """
+    delegation: _builtins.bytes
+    """In place of `bearer`: a proof of auth that a request may run for a key whose caller is not there, such as a line of a
+    batch. At most 512 bytes.
+    """
     def __init__(
         self,
         *,
         bearer: _builtins.str = ...,
         loopback: _builtins.bool = ...,
         source: _builtins.str = ...,
+        delegation: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bearer", b"bearer", "loopback", b"loopback", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bearer", b"bearer", "delegation", b"delegation", "loopback", b"loopback", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -124,8 +130,13 @@ class Identify(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     CREDENTIAL_FIELD_NUMBER: _builtins.int
+    DELEGATES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the edge; correlates the response."""
+    delegates: _builtins.bool
+    """Whether the caller creates a job that goes on without it, so that the response has a `delegation`. A credential that is
+    a delegation itself is refused.
+    """
     @_builtins.property
     def credential(self) -> Global___Credential:
         """The caller's credential."""
@@ -135,10 +146,11 @@ class Identify(_message.Message):
         *,
         request_id: _builtins.str = ...,
         credential: Global___Credential | None = ...,
+        delegates: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "delegates", b"delegates", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -170,12 +182,13 @@ class Reserve(_message.Message):
     max_output_tokens: _builtins.int
     """Most tokens to generate."""
     priority: _inference_pb2.Priority.ValueType
-    """Requested class. Unspecified: the tenant's own."""
+    """Requested class; with `fallback_admission` the granted one. Unspecified: the tenant's own."""
     traceparent: _builtins.str
     """W3C trace context of the request."""
     answer_id: _builtins.str
     """Id of the answer that this request resumes. Empty: the request begins an answer, whose id is its request_id. Over
-    all requests of an answer, auth charges its prompt once and each token once.
+    all requests of an answer, auth charges its prompt once and each token once; tokens that are generated again are
+    charged again, unless the credential is a delegation.
     """
     emitted_tokens: _builtins.int
     """Tokens of the answer before this request, as the client reports them. If `answer_id` is set they are charged, except
@@ -450,8 +463,11 @@ class Identified(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
+    DELEGATION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As requested."""
+    delegation: _builtins.bytes
+    """If it was asked for: a proof for `Credential.delegation`, which is valid for 8 days at any edge, while its key is."""
     @_builtins.property
     def identity(self) -> Global___Identity:
         """The caller's identity."""
@@ -461,10 +477,11 @@ class Identified(_message.Message):
         *,
         request_id: _builtins.str = ...,
         identity: Global___Identity | None = ...,
+        delegation: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation", "identity", b"identity", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -589,10 +606,10 @@ class Rejected(_message.Message):
     """Public part of that key, for logs."""
     @_builtins.property
     def failure(self) -> _failure_pb2.Failure:
-        """UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN, KEY_REVOKED, KEY_EXPIRED, TOKEN_INVALID, TOKEN_EXPIRED;
-        PERMISSION_DENIED / LOOPBACK_ONLY, TENANT_UNKNOWN, GRANT_INVALID, MODEL_FORBIDDEN; RESOURCE_EXHAUSTED /
-        QUOTA_EXCEEDED or BUDGET_EXCEEDED with every exceeded limit and the time to retry, TOO_MANY_FAILURES; UNAVAILABLE /
-        STORE_UNAVAILABLE, ISSUER_UNAVAILABLE.
+        """UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN, KEY_REVOKED, KEY_EXPIRED, TOKEN_INVALID, TOKEN_EXPIRED,
+        DELEGATION_INVALID, DELEGATION_EXPIRED; PERMISSION_DENIED / LOOPBACK_ONLY, TENANT_UNKNOWN, GRANT_INVALID,
+        MODEL_FORBIDDEN, DELEGATION_REFUSED; RESOURCE_EXHAUSTED / QUOTA_EXCEEDED or BUDGET_EXCEEDED with every exceeded limit
+        and the time to retry, TOO_MANY_FAILURES; UNAVAILABLE / STORE_UNAVAILABLE, ISSUER_UNAVAILABLE.
         """
 
     @_builtins.property

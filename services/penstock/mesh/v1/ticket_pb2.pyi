@@ -202,6 +202,7 @@ class Lease(_message.Message):
     QUEUE_ID_FIELD_NUMBER: _builtins.int
     EXPRESS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """Chosen by the scheduler; fences every later frame about this run."""
     ticket_id: _builtins.str
@@ -218,6 +219,8 @@ class Lease(_message.Message):
     """As in the ticket. The worker reads it from `expect`."""
     model: _builtins.str
     """Key of the model, as in the ticket, set by the scheduler. The edge ignores a lease for another one."""
+    priority: _inference_pb2.Priority.ValueType
+    """Class as in the ticket. The worker reads it from `expect`: prompts of the class batch are prefilled after others."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
         """Granted time from issue until the worker receives START; then the lease holds until the run ends."""
@@ -244,10 +247,11 @@ class Lease(_message.Message):
         queue_id: _builtins.str = ...,
         express: _builtins.bool = ...,
         model: _builtins.str = ...,
+        priority: _inference_pb2.Priority.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["placement_time", b"placement_time", "queue_wait", b"queue_wait", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "express", b"express", "lease_id", b"lease_id", "model", b"model", "placement_time", b"placement_time", "queue_id", b"queue_id", "queue_wait", b"queue_wait", "ticket_id", b"ticket_id", "ttl", b"ttl", "worker_address", b"worker_address", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "express", b"express", "lease_id", b"lease_id", "model", b"model", "placement_time", b"placement_time", "priority", b"priority", "queue_id", b"queue_id", "queue_wait", b"queue_wait", "ticket_id", b"ticket_id", "ttl", b"ttl", "worker_address", b"worker_address", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

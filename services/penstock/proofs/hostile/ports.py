@@ -20,6 +20,7 @@ class PortKind(StrEnum):
     SCHEDULER = "scheduler"
     WORKER = "worker"
     ROUTING = "routing"
+    BATCH = "batch"
     HEALTH = "health"
     ADMIN = "operators"
 
@@ -27,7 +28,7 @@ class PortKind(StrEnum):
 GRPC_DOORS = (PortKind.EDGE_GRPC, PortKind.FRONT)
 HTTP_DOORS = (PortKind.EDGE_HTTP, PortKind.FRONT)
 PROXY_DOORS = (PortKind.PROXY_GRPC, PortKind.PROXY_HTTP)
-INNER = (PortKind.AUTH, PortKind.QUEUE, PortKind.SCHEDULER, PortKind.WORKER, PortKind.ROUTING)
+INNER = (PortKind.AUTH, PortKind.QUEUE, PortKind.SCHEDULER, PortKind.WORKER, PortKind.ROUTING, PortKind.BATCH)
 
 _OTHERS = ("_ENVOY_LISTEN", "_METRICS_LISTEN")  # the first is Envoy's own, the second has one page for anybody
 _KINDS = {  # of further ports of a tier

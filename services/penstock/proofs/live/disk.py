@@ -1,7 +1,6 @@
 """The disk of auth's store is full for a minute under load: callers that edges know are served, and charged after it.
 
-Every write that would enlarge a file of the auth process fails (RLIMIT_FSIZE), as on a full disk. Edges decide by auth
-fallback, as while auth is unreachable.
+Edges decide by auth fallback, as while auth is unreachable.
 """
 
 import asyncio
@@ -9,7 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import psutil
 from rich.console import Console
 
 from penstock.bench.statistics import quantile
@@ -19,12 +17,12 @@ from penstock.proofs.card import CardLine, ProofCard, at_least, fault_summary, r
 from penstock.proofs.checks.injected_faults import InjectedFault
 from penstock.proofs.testbed.fault_run import FaultRun, add_residue, fault_run
 from penstock.proofs.testbed.load import ClosedLoopLoad, run_baseline
+from penstock.proofs.testbed.outages import full_disk
 from penstock.proofs.testbed.testbed import POLL_INTERVAL_S, REST_TIMEOUT_S, Testbed, open_testbed
 
 SETTINGS = ("PENSTOCK_WORKER_SIM_BASE_S=0.025",)
 CATALOG_SIZE = 16
 BEFORE_S = 5.0  # s of load before the disk is full
-MAX_FILE_BYTES = 1  # of the auth process: no write succeeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +53,9 @@ async def disk(options: DiskOptions, mesh: MeshOptions, console: Console) -> Pro
 
 async def _fill_disk(run: FaultRun, seconds: float) -> None:
     auth = run.testbed.mesh.processes.named("auth")
-    process = psutil.Process(auth.process.pid)
-    usual = process.rlimit(psutil.RLIMIT_FSIZE)
     with run.injecting("auth", "full disk") as fault:
-        process.rlimit(psutil.RLIMIT_FSIZE, (MAX_FILE_BYTES, usual[1]))
-        try:
+        with full_disk([auth]):
             fault.has_taken_effect = await _is_full_for(run, seconds)
-        finally:
-            process.rlimit(psutil.RLIMIT_FSIZE, usual)
         async with asyncio.timeout(REST_TIMEOUT_S):
             while not await _can_write(run.testbed):  # noqa: ASYNC110  # the event happens in another process
                 await asyncio.sleep(POLL_INTERVAL_S)

@@ -1,8 +1,6 @@
 """Peers detect and bypass a suspended process, and it sends nothing stale when it continues."""
 
 import asyncio
-import os
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from penstock.proofs.testbed.cpu_stress import LINK_TIERS, stress_cpu, stress_li
 from penstock.proofs.testbed.fault_run import FaultRun, add_residue, fault_run
 from penstock.proofs.testbed.load import ClosedLoopLoad, run_baseline
 from penstock.proofs.testbed.logs import detection_delay, read_events
+from penstock.proofs.testbed.outages import suspended
 from penstock.proofs.testbed.testbed import open_testbed
 
 SETTINGS = ("PENSTOCK_WORKER_SIM_BASE_S=0.025",)
@@ -80,19 +79,12 @@ async def _freeze_all(run: FaultRun, options: FreezeOptions) -> list[FreezeResul
 
 async def _freeze_one(run: FaultRun, victim: ChildProcess) -> FreezeResult:
     """Stop a process and its children for `FREEZE_S`."""
-    process, load = psutil.Process(victim.process.pid), run.load
-    pids = [process.pid, *(child.pid for child in process.children(recursive=True))]
+    load = run.load
     instance_id = await run.testbed.instance_id(victim.spec.admin_address)
     tokens_before, ended_before = load.tokens_received, load.ended_requests
-    with run.injecting(victim.spec.name, "SIGSTOP") as fault:
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(FREEZE_S)
-            fault.has_taken_effect = process.status() == psutil.STATUS_STOPPED
-        finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
+    with run.injecting(victim.spec.name, "SIGSTOP") as fault, suspended(victim) as process:
+        await asyncio.sleep(FREEZE_S)
+        fault.has_taken_effect = process.status() == psutil.STATUS_STOPPED
     return FreezeResult(fault, instance_id, load.tokens_received - tokens_before, load.ended_requests - ended_before)
 
 

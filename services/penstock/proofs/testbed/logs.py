@@ -13,6 +13,7 @@ import orjson
 from penstock.local_mesh.postgres import LEDGER_FILE
 from penstock.proofs.checks.injected_faults import InjectedFault
 from penstock.proofs.checks.ledger import LedgerCharge
+from penstock.proofs.checks.line_charges import LineCharge
 from penstock.proofs.checks.quota import LedgerEntry
 
 
@@ -80,3 +81,17 @@ def read_ledger(folder: Path) -> list[LedgerCharge]:
     with closing(sqlite3.connect(folder / "auth.sqlite")) as database:
         rows = database.execute("SELECT request_id, prompt_tokens, output_tokens, outcome FROM ledger")
         return [LedgerCharge(*row) for row in rows]
+
+
+def read_line_charges(folder: Path) -> Iterator[LineCharge]:
+    """Yield auth's ledger by answer; auth must have ended, as for `read_ledger`."""
+    names = ("answer_id", "prompt_tokens", "output_tokens", "outcome", "reserved_at")
+    exported = folder / LEDGER_FILE
+    if exported.exists():
+        with exported.open("rb") as file:
+            for row in map(orjson.loads, file):
+                yield LineCharge(*(row[name] for name in names))
+        return
+    with closing(sqlite3.connect(folder / "auth.sqlite")) as database:
+        for row in database.execute(f"SELECT {', '.join(names)} FROM ledger"):  # noqa: S608  # constants
+            yield LineCharge(*row)

@@ -17,6 +17,9 @@ RATE_TIME_CONSTANT_S = 30.0  # s; arrivals 90 s ago count 5 %
 # s in which the workers should serve the tickets that wait now. Much less than the time that a worker loads would start
 # workers that find no work.
 CATCH_UP_S = 120.0
+# Workers for tickets of class batch at one shard. They use what others leave: the sum over all shards, rounded up, is
+# the first worker.
+BATCH_WORKERS = 0.01
 
 
 class WorkerSize(NamedTuple):
@@ -44,6 +47,7 @@ class ShardWork(NamedTuple):
     waiting_tokens: int
     waiting_prompt_tokens: int
     held: int  # requests that edges hold, whose tokens are not known
+    batch: int = 0  # tickets of class batch that run or wait, which the other numbers do not include
 
     @property
     def is_empty(self) -> bool:
@@ -119,7 +123,7 @@ class ModelDemand:
         """Return the workers for the work of this shard. While the size of a worker is unknown, any work needs one."""
         worker = self.worker
         if work.is_empty:
-            return WorkersNeeded()
+            return WorkersNeeded(by_slots=BATCH_WORKERS) if work.batch else WorkersNeeded()
         if not worker.slots:
             return WorkersNeeded(by_slots=1.0)
         tickets_per_s, prompt_tokens_per_s = self.arrivals.per_second(now)

@@ -10,6 +10,7 @@ from penstock.queue.accounting import ServiceAccounting
 from penstock.queue.autoscaling.demand import WorkersNeeded
 from penstock.queue.models.model_queue import ModelQueue, ModelQueues
 from penstock.queue.policies.policy import NO_TICKETS
+from penstock.v1.inference_pb2 import PRIORITY_BATCH
 
 HELD_TTL_S = 3.0  # s; edges report the requests that they hold once a second
 MAX_HELD_MODELS = 1_024  # models of one edge; the rest is ignored
@@ -65,7 +66,8 @@ class ShardDemand:
             return WorkersNeeded(by_slots=1.0)
         for queue in newest_first:
             running = self._accounting.running_totals.get(queue.model, NO_TICKETS)
-            needed = needed.plus(queue.workers_needed(running, held, now))
+            batch = self._accounting.running_by_class.get((queue.model, PRIORITY_BATCH), 0)
+            needed = needed.plus(queue.workers_needed(running, batch, held, now))
             held = 0
         return needed
 

@@ -15,6 +15,7 @@ from penstock.queue.prediction.throughput import Throughput
 from penstock.queue.prediction.ttft_model import RemoteBacklog, WorkAhead
 from penstock.queue.schedulers import SchedulerSessions, credit_fit, express_credit_fit
 from penstock.queue.ticket import QueuedTicket
+from penstock.v1.inference_pb2 import PRIORITY_BATCH
 
 
 @dataclass(slots=True)
@@ -31,6 +32,9 @@ class ModelQueue:
     _prompt_tokens: int = 0  # of the waiting tickets, as the next two
     _work: int = 0
     _tokens: int = 0
+    _batch_tickets: int = 0  # those of class batch among them, as the next two
+    _batch_prompt_tokens: int = 0
+    _batch_tokens: int = 0
     _last_sent_head: Head | None = None  # without an address; None: none was sent
     _is_head_dirty: bool = False  # send the head again, even if it is unchanged
 
@@ -39,15 +43,29 @@ class ModelQueue:
         self._prompt_tokens += sign * ticket.prompt_tokens
         self._work += sign * ticket.work
         self._tokens += sign * ticket.tokens
+        if ticket.priority == PRIORITY_BATCH:
+            self._batch_tickets += sign
+            self._batch_prompt_tokens += sign * ticket.prompt_tokens
+            self._batch_tokens += sign * ticket.tokens
 
     @property
     def has_expedited_head(self) -> bool:
         head = self.policy.head()
         return head is not None and head[0].is_expedited
 
-    def workers_needed(self, running: TicketTotals, held: int, now: float) -> WorkersNeeded:
-        """Return the workers for the waiting and running tickets, and for `held` requests, which edges hold."""
-        work = ShardWork(*running, self._tickets, self._tokens, self._prompt_tokens, held)
+    def workers_needed(self, running: TicketTotals, running_batch: int, held: int, now: float) -> WorkersNeeded:
+        """Return the workers for the waiting and running tickets, and for `held` requests, which edges hold.
+
+        `running`: tickets of other classes than batch.
+        """
+        work = ShardWork(
+            *running,
+            self._tickets - self._batch_tickets,
+            self._tokens - self._batch_tokens,
+            self._prompt_tokens - self._batch_prompt_tokens,
+            held,
+            batch=self._batch_tickets + running_batch,
+        )
         ticket = TicketSize(self.forecast.prompt_sizes.mean_tokens, self.forecast.mean_output_tokens)
         return self.demand.workers_needed(work, ticket, now)
 
@@ -209,7 +227,8 @@ class ModelQueues:
         queue = self[model]
         regular = self._offers(queue, hold_if_blocked, now, express=False)
         effects: list[Effect] = [*regular, *self._offers(queue, hold_if_blocked, now, express=True)]
-        queue.forecast.record_unserved(queue.policy.totals.tickets, now)
+        batch_tickets = queue.policy.class_backlog(PRIORITY_BATCH).tickets
+        queue.forecast.record_unserved(queue.policy.totals.tickets, batch_tickets, now)
         return effects
 
     def _offers(self, queue: ModelQueue, hold_if_blocked: HoldFn, now: float, *, express: bool) -> Iterator[Offer]:
@@ -301,7 +320,9 @@ class ModelQueues:
         queue.forecast.record_lease(ticket, scheduler, worker, now)
         ticket.waited = max(0.0, now - ticket.arrived)
         if ticket.raw_wait or ticket.raw_ttft:
-            queue.forecast.record_wait(ticket.predicted_wait, ticket.raw_wait, ticket.waited)
+            # The waits of batch tickets depend on the headroom that schedulers keep, which predictions do not know.
+            raw = 0.0 if ticket.is_batch else ticket.raw_wait
+            queue.forecast.record_wait(ticket.predicted_wait, raw, ticket.waited)
 
     def record_first_token(self, ticket: QueuedTicket, after_lease: float) -> None:
         self[ticket.model].forecast.record_first_token(ticket, ticket.waited + after_lease)

@@ -24,6 +24,7 @@ from penstock.queue.prediction.throughput import Throughput
 from penstock.queue.prediction.ttft_model import PlacementStats, TokenDemand, TtftModel, WorkAhead, step_costs_of
 from penstock.queue.prediction.worker_backlog import PendingPrompt, PromptDelay
 from penstock.queue.ticket import QueuedTicket
+from penstock.v1.inference_pb2 import Priority
 
 EWMA_GAIN = 1 / 64  # weight of the latest wait: about the latest 64 count
 CORRECTION_BOUNDS = 0.25, 4.0
@@ -107,6 +108,8 @@ class Forecast:
     _predicted_sum: float = 0.0
     _step_costs: StepCosts | None = None  # from the latest reports; None: not known
     _saturated_since: float | None = None  # s; time since which tickets wait without credit
+    # The same for tickets of other classes than batch, which may take all free slots.
+    _blocked_since: float | None = None
     _curve: ReleaseCurve = EMPTY_CURVE
     _curve_releases: Sequence[Sequence[SlotRelease]] = ()  # one curve per scheduler
     _curve_mean_hold: float = 0.0  # s
@@ -118,13 +121,17 @@ class Forecast:
         low, high = CORRECTION_BOUNDS
         return min(high, max(low, self._realised_sum / self._predicted_sum)) if self._predicted_sum else 1.0
 
-    def record_unserved(self, tickets: int, now: float) -> None:
-        """Record the number of tickets that are left without credit."""
+    def record_unserved(self, tickets: int, batch_tickets: int, now: float) -> None:
+        """Record the number of tickets that are left without credit, and how many of them are batch tickets."""
         self._view = None
         if not tickets:
             self._saturated_since = None
         elif self._saturated_since is None:
             self._saturated_since = now
+        if tickets == batch_tickets:
+            self._blocked_since = None
+        elif self._blocked_since is None:
+            self._blocked_since = now
 
     def record_pool_stats(self, scheduler: str, stats: PoolStats, pool_stats: Sequence[PoolStats]) -> None:
         """Apply a report of `scheduler`; `pool_stats` are the reports of all schedulers."""
@@ -134,12 +141,15 @@ class Forecast:
             mean = self.prompt_sizes.mean_tokens
             self.prefill_backlog.on_report(scheduler, stats.prefill_backlogs, mean, now, steps)
             self.prefill_backlog.on_capacities(scheduler, stats.capacity_by_worker, now)
-        self.service_rate.record(pool_stats, is_saturated=self._is_saturated(now))
+        self.service_rate.record(pool_stats, is_saturated=_has_lasted(self._saturated_since, now))
 
     def record_offer(self, ticket: QueuedTicket, pool_stats: Sequence[PoolStats], now: float) -> None:
-        """Add a prompt to the backlog at its offer, because later tickets are predicted before it is placed."""
+        """Add a prompt to the backlog at its offer, because later tickets are predicted before it is placed.
+
+        Batch prompts are in no backlog: workers prefill them after all others.
+        """
         self._view = None
-        if pool_stats and all(each.has_step_costs for each in pool_stats):
+        if pool_stats and not ticket.is_batch and all(each.has_step_costs for each in pool_stats):
             stats = combined(pool_stats)
             self._step_costs = step_costs_of(stats)
             prompt = PendingPrompt(ticket.prompt_tokens, ticket.is_express, ticket.commitment_rank, ticket.tokens)
@@ -154,23 +164,28 @@ class Forecast:
         if self._step_costs:
             self._view = None
             for each in prompts:
-                self.prefill_backlog.on_placed_elsewhere(each, scheduler, now, self._step_costs)
-                self.prompt_inflow.record(each.tokens, now)
-                self.prompt_sizes.record(each.tokens)
+                if each.priority != Priority.PRIORITY_BATCH:
+                    self.prefill_backlog.on_placed_elsewhere(each, scheduler, now, self._step_costs)
+                    self._record_prompt(each.tokens, now)
 
     def record_lease(self, ticket: QueuedTicket, scheduler: str, worker: str, now: float) -> None:
         self._view = None
         if ticket.pending_prompt and self._step_costs:
             self.prefill_backlog.on_placed(ticket.pending_prompt, worker, scheduler, now, self._step_costs)
-        self.prompt_inflow.record(ticket.prompt_tokens, now)
-        self.prompt_sizes.record(ticket.prompt_tokens)
+        if not ticket.is_batch:
+            self._record_prompt(ticket.prompt_tokens, now)
         self.mean_output_tokens += (ticket.expected_output - self.mean_output_tokens) * (
             EWMA_GAIN if self.mean_output_tokens else 1.0
         )
 
+    def _record_prompt(self, tokens: int, now: float) -> None:
+        """Record a placed prompt that may overtake others, as batch prompts do not."""
+        self.prompt_inflow.record(tokens, now)
+        self.prompt_sizes.record(tokens)
+
     def record_first_token(self, ticket: QueuedTicket, realised: float) -> None:
         """Record a first token; `realised` is in s from the arrival of its ticket."""
-        if ticket.raw_ttft:
+        if ticket.raw_ttft and not ticket.is_batch:
             self.record_ratio(ticket.raw_ttft, realised)
         waited, predicted, prompt = ticket.was_predicted_to_wait, ticket.predicted_ttft, ticket.pending_prompt
         if prompt:
@@ -239,7 +254,7 @@ class Forecast:
 
     def _new_view(self, pool_stats: Sequence[PoolStats], now: float) -> PoolView:
         stats = combined(pool_stats)
-        if stats.leases < stats.slots and self._is_saturated(now):
+        if stats.leases < stats.slots and _has_lasted(self._blocked_since, now):
             stats = stats._replace(slots=stats.leases)
         placements = PlacementStats(self.prompt_inflow.tokens_per_second(now), self.prompt_sizes.mean_tokens)
         return PoolView(pool_stats, now, stats, TtftModel(stats, now, self.prefill_backlog, placements))
@@ -266,7 +281,8 @@ class Forecast:
             pool_stats, key=lambda each: each.next_worker_backlog_time + each.prefill_time(ticket.prompt_tokens)
         )
         after_lease = nearest.next_worker_backlog_time + nearest.prefill_time(ticket.prompt_tokens)
-        free = 0 if self._is_saturated(now) else max(credit, sum(each.free_slots for each in pool_stats))
+        since = self._saturated_since if ticket.is_batch else self._blocked_since
+        free = 0 if _has_lasted(since, now) else max(credit, sum(each.free_slots for each in pool_stats))
         if ahead.tickets < free:
             return Prediction(tickets, 0.0, after_lease, after_lease)
         if not self.service_rate.saturated:
@@ -277,5 +293,6 @@ class Forecast:
         wait = raw * self.correction
         return Prediction(tickets, wait, wait + after_lease, after_lease, raw)
 
-    def _is_saturated(self, now: float) -> bool:
-        return self._saturated_since is not None and now - self._saturated_since > SATURATION_DELAY_S
+
+def _has_lasted(since: float | None, now: float) -> bool:
+    return since is not None and now - since > SATURATION_DELAY_S

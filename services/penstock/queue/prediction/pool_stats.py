@@ -55,7 +55,7 @@ class PoolStats(NamedTuple):
     releases: tuple[SlotRelease, ...] = ()
     prefill_backlogs: Mapping[str, int] = NO_BACKLOGS  # prompt tokens by worker, of workers that have any
     capacity_by_worker: Mapping[str, WorkerCapacity] = NO_CAPACITIES  # of workers with a backlog or with little of it
-    placed_since: int = 0  # tickets offered to the scheduler since the report
+    placed_since: int = 0  # tickets offered to the scheduler since the report, without batch tickets
 
     @property
     def has_step_costs(self) -> bool:
@@ -65,6 +65,13 @@ class PoolStats(NamedTuple):
         """
         is_linear = 0 <= self.seconds_per_prefill_token < inf
         return self.slots > 0 and self.decode_step_time > 0 and self.max_step_tokens > 0 and is_linear
+
+    def with_batch_ticket_placed(self) -> "PoolStats":
+        """Return the statistics with one more batch ticket.
+
+        It takes a slot only if it leaves headroom to other tickets, and its prompt is prefilled after theirs.
+        """
+        return self._replace(free_slots=max(0, self.free_slots - 1))
 
     def with_ticket_placed(self, prompt_tokens: float) -> "PoolStats":
         """Return the statistics with one more ticket, so that each ticket before the next report adds to the load."""

@@ -2,7 +2,8 @@
 
 The model of the worker's batching policy (`worker/engine/batching/policy.py`): the oldest prompt has a share of each
 step's budget, and the prompt with the fewest tokens left has the rest. Express prompts are computed before all others;
-the small share that the policy leaves to the oldest prompt meanwhile is not modelled.
+the small share that the policy leaves to the oldest prompt meanwhile is not modelled. Batch prompts are left out,
+because workers prefill them after all others.
 """
 
 from collections.abc import Sequence

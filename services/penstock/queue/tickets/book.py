@@ -42,6 +42,7 @@ from penstock.queue.schedulers import Credit, SchedulerSessions
 from penstock.queue.ticket import QueuedTicket
 from penstock.queue.tickets.recent_leases import RecentLeases
 from penstock.queue.tickets.transitions import TicketTransitions
+from penstock.v1.inference_pb2 import PRIORITY_BATCH
 
 # s between two ticks: at the least, so that lease deadlines are detected together; while a timeout of a model or of a
 # poison report runs, whose clock counts longer gaps as stalls; and at most.
@@ -362,7 +363,7 @@ class TicketBook:
         self._transitions.add(ticket)
         self.schedulers.poison.probation.on_admitted(ticket)
         self.model_queues.adjust_totals(ticket, 1)
-        if not ticket.is_readmitted:
+        if not ticket.is_readmitted and ticket.priority != PRIORITY_BATCH:
             self.model_queues[ticket.model].demand.arrivals.record(ticket.prompt_tokens, ticket.enqueued)
         self._transitions.enlist(ticket, now)
         return [queued, *self._transitions.dispatch(ticket.model, now)]

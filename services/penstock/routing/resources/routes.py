@@ -19,7 +19,7 @@ from penstock.routing.resources.clusters import pack_any
 from penstock.routing.resources.local_replies import KEY_MISSING, PATH_UNKNOWN, grpc_reply, http_reply, set_header
 from penstock.routing.resources.types import Resource, ResourceType
 
-PUBLIC_SERVICES = ("penstock.v1.Inference",)  # of gRPC
+PUBLIC_SERVICES = ("penstock.v1.Inference", "penstock.v1.Batches")  # of gRPC
 PUBLIC_HTTP_PREFIXES = ("/v1/", "/tokenize", "/detokenize")
 HEALTH_PATH = "/health"
 # As edges read the headers.

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from penstock.mesh.v1.queue_pb2 import Head
 from penstock.scheduler.credit.express_slots import ExpressSlots
+from penstock.scheduler.credit.headroom import Headroom
 from penstock.scheduler.credit.shard_state import ClassBacklog, ShardState
 
 LARGE_TICKET_FACTOR = 2.0  # times the mean size of tickets
@@ -21,6 +22,7 @@ class CreditBook:
 
     def __init__(self, queues: Iterable[str] = (), express_slot_share: float = 0.0) -> None:
         self.express_slots = ExpressSlots(express_slot_share)
+        self.headroom = Headroom()
         self.shards = {queue: ShardState() for queue in queues}
         # By class, the virtual tokens of the head that was served last (the clock of start-time fair queueing).
         self.virtual_time: dict[int, float] = {}
@@ -86,9 +88,18 @@ class CreditBook:
             queue: ShardState(served_virtual_tokens=shard.served_virtual_tokens) for queue, shard in self.shards.items()
         }
 
-    def on_offer(self, queue: str, tokens: int, *, is_express: bool = False, uses_express_credit: bool = False) -> None:
+    def on_offer(
+        self,
+        queue: str,
+        tokens: int,
+        *,
+        priority: int = 0,
+        is_express: bool = False,
+        uses_express_credit: bool = False,
+    ) -> None:
         self.large_ticket_tokens += (LARGE_TICKET_FACTOR * tokens - self.large_ticket_tokens) * TICKET_SIZE_GAIN
         self.express_slots.record(is_express=is_express)
+        self.headroom.record(priority)
         self.shards[queue].on_offer(tokens, uses_express_credit=uses_express_credit)
 
     def on_credit_returned(self, queue: str, tickets: int) -> None:

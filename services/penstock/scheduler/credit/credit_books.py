@@ -64,6 +64,8 @@ class CreditBooks(dict[str, CreditBook]):
         free, rate = NO_FREE_CAPACITY, 0.0
         if pool is not None:
             largest, totals = pool.max_ticket_tokens, pool.totals
+            headroom = self[model].headroom.slots_of_each(totals.slots, len(pool))
+            pool.keep_headroom(headroom)
             rate = totals.tokens_per_second
             free = FreeCapacity(
                 totals.available_leases,
@@ -72,6 +74,8 @@ class CreditBooks(dict[str, CreditBook]):
                 totals.open_workers,
                 pool.max_supported_tokens,
                 totals.slots,
+                pool.batch_leases,
+                headroom * len(pool),
             )
         return [_grant_effect(grant, model, free.max_ticket_tokens, rate) for grant in plan_grants(self[model], free)]
 

@@ -6,13 +6,16 @@ While one shard has waiting tickets, it gets credit for the free capacity. While
 none holds credit: free capacity is offered to the most urgent head, and credit that finds no ticket there is returned
 and goes to the next head. Tickets are therefore dispatched in one order over all shards.
 A few slots are kept free for express tickets: every shard holds credit for these slots at any time.
+Credit that batch tickets would use leaves headroom: a shard whose best ticket is of the class batch, or that has none
+waiting, gets no credit for it, and a shard with a better one gets no more of it than it has tickets of that class.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from penstock.scheduler.credit.credit_book import CreditBook
+from penstock.scheduler.credit.credit_book import LARGE_TICKET_FACTOR, CreditBook
 from penstock.scheduler.credit.shard_state import ShardState
+from penstock.v1.inference_pb2 import Priority
 
 MAX_IDLE_CREDIT_TICKETS = 64  # tickets of credit per shard while none waits; more than arrive in one round trip
 # Share of the tokens of a head that does not fit, by which the heads of other shards may be ahead of it.
@@ -30,6 +33,8 @@ class FreeCapacity(NamedTuple):
     open_workers: int = 0  # workers that can take a lease
     max_supported_tokens: int = 0  # tokens of the largest ticket that an empty worker can run
     slots: int = 0  # slots of all workers, free or not
+    batch_leases: int = 0  # leases that the workers can take of batch tickets
+    headroom: int = 0  # slots that batch tickets leave free
 
     def packable_tokens(self, ticket_tokens: float) -> int:
         """Return the tokens that fit in any order, in tickets of at most `ticket_tokens` each.
@@ -45,6 +50,14 @@ class FreeCapacity(NamedTuple):
         if self.leases <= express_slots:
             return self._replace(leases=0, tokens=0)
         return self._replace(leases=self.leases - express_slots, tokens=self.packable_tokens(ticket_tokens))
+
+    def without_headroom(self, ticket_tokens: float) -> "FreeCapacity":
+        """Return the capacity that batch tickets may take beside the headroom, which is for tickets of this size."""
+        if not self.headroom:
+            return self
+        leases = min(self.leases, self.batch_leases)
+        tokens = max(0, round(self.tokens - self.headroom * ticket_tokens)) if leases else 0
+        return self._replace(leases=leases, tokens=tokens)
 
 
 class CreditGrant(NamedTuple):
@@ -68,17 +81,27 @@ def plan_grants(book: CreditBook, free: FreeCapacity) -> list[CreditGrant]:
     kept = book.express_slots.slots_to_keep(free.slots)
     express = _express_grants(book, min(kept, free.leases), free.max_ticket_tokens)
     free = free.without_express_slots(kept, book.large_ticket_tokens)
+    for_batch = free.without_headroom(book.large_ticket_tokens / LARGE_TICKET_FACTOR)
     waiting = [queue for queue, shard in book.shards.items() if shard.has_waiting]
     if not waiting:
-        found = _idle_grants(book, free)
+        found = _idle_grants(book, for_batch)
     elif len(waiting) == 1:
-        found = _grants_for_one(book, waiting[0], free)
+        found = _grants_for_one(book, waiting[0], _usable(book.shards[waiting[0]], free, for_batch))
     else:
-        found = _grants_in_turn(book, waiting, free)
+        found = _grants_in_turn(book, waiting, free, for_batch)
     return [
         _record_grant(book, grant, free.max_ticket_tokens)
         for grant in [*found, *_renewals(book, found, free), *express]
     ]
+
+
+def _usable(shard: ShardState, free: FreeCapacity, for_batch: FreeCapacity) -> FreeCapacity:
+    """Return the capacity that the waiting tickets of a shard may take."""
+    head = shard.head
+    if head.priority == Priority.PRIORITY_BATCH:
+        return for_batch
+    tickets = shard.class_backlog.tickets or head.waiting
+    return free._replace(leases=min(free.leases, max(for_batch.leases, tickets)))
 
 
 def _express_grants(book: CreditBook, tickets: int, max_ticket_tokens: int) -> list[CreditGrant]:
@@ -120,16 +143,23 @@ def _grants_for_one(book: CreditBook, queue: str, free: FreeCapacity) -> list[Cr
     return found
 
 
-def _grants_in_turn(book: CreditBook, waiting: list[str], free: FreeCapacity) -> list[CreditGrant]:
+def _grants_in_turn(
+    book: CreditBook, waiting: list[str], free: FreeCapacity, for_batch: FreeCapacity
+) -> list[CreditGrant]:
     found = _return_requests(book, book.shards)
     ready = _unblocked(book, waiting, free.max_supported_tokens)
-    if free.leases <= 0 or not ready or not all(book.shards[queue].is_settled for queue in waiting):
+    usable = {queue: _usable(book.shards[queue], free, for_batch) for queue in ready}
+    ready = [queue for queue in ready if usable[queue].leases > 0]
+    if not ready or not all(book.shards[queue].is_settled for queue in waiting):
         return found
     heads = [book.shards[queue].head for queue in ready]
-    if free.leases >= sum(head.waiting for head in heads) and free.tokens >= sum(h.waiting_tokens for h in heads):
+    if for_batch.leases >= sum(head.waiting for head in heads) and for_batch.tokens >= sum(
+        head.waiting_tokens for head in heads
+    ):
         return [*found, *(_turn_grant(book, queue, free.leases, free) for queue in ready)]
     best = min(ready, key=lambda queue: book.shards[queue].sort_key)
-    return [*found, _turn_grant(book, best, max(1, free.leases // FILL_TURNS), free)]
+    room = usable[best]
+    return [*found, _turn_grant(book, best, max(1, room.leases // FILL_TURNS), room)]
 
 
 def _unblocked(book: CreditBook, waiting: list[str], max_supported_tokens: int) -> list[str]:

@@ -14,6 +14,7 @@ from penstock.scheduler.fleet.prefix_index import PrefixIndex
 from penstock.scheduler.fleet.prompt_sizes import PromptSizes
 from penstock.scheduler.fleet.tournament_tree import TournamentTree
 from penstock.scheduler.fleet.worker import CacheTurnover, CapacityTotals, PoolRates, Worker, max_tokens_of
+from penstock.v1.inference_pb2 import Priority
 
 EMPTY_TOTALS = CapacityTotals()
 MAX_CANDIDATES = 4  # least loaded workers compared for a ticket, and as many in its zone and with its prefix
@@ -40,6 +41,10 @@ class Pool:
         self._turnover = CacheTurnover()
         self._rates = PoolRates()
         self._totals = CapacityTotals()
+        self._headroom = 0  # slots
+        self._batch_tree = TournamentTree()  # of the workers that can take a batch ticket
+        self._batch_leases = 0
+        self._counted_batch_leases: dict[str, int] = {}  # by stream
         self.prefix_index = PrefixIndex()
         self.prompt_sizes = PromptSizes()
         self.max_supported_tokens = 0  # tokens of the largest ticket that an empty worker can run
@@ -67,6 +72,8 @@ class Pool:
                 del self._zone_trees[worker.zone]
         self.prefix_index.remove_worker(worker.key)
         self._totals.replace(self._counted_totals.pop(worker.key), EMPTY_TOTALS)
+        self._batch_tree.remove(worker.key)
+        self._batch_leases -= self._counted_batch_leases.pop(worker.key)
         worker.leave_pool()
         self.max_supported_tokens = max((each.max_supported_tokens for each in self), default=0)
 
@@ -74,6 +81,19 @@ class Pool:
     def totals(self) -> CapacityTotals:
         self._refresh()
         return self._totals
+
+    @property
+    def batch_leases(self) -> int:
+        """Leases that the workers can take of batch tickets."""
+        self._refresh()
+        return self._batch_leases
+
+    def keep_headroom(self, slots: int) -> None:
+        """Let batch tickets leave so many slots of each worker free. 0: they may take all leases."""
+        if slots != self._headroom:
+            self._headroom = slots
+            for worker in self:
+                worker.mark_changed()
 
     @property
     def max_ticket_tokens(self) -> int:
@@ -109,10 +129,11 @@ class Pool:
 
     def _candidates(self, ticket: Ticket, hashes: Sequence[int]) -> dict[Worker, int]:
         """Return the prompt tokens that are not cached, by workers that are compared."""
-        found = [*islice(self._with_capacity(ticket, self._tree), MAX_CANDIDATES)]
+        tree = self._batch_tree if ticket.priority == Priority.PRIORITY_BATCH else self._tree
+        found = [*islice(self._with_capacity(ticket, tree), MAX_CANDIDATES)]
         if len(self._zone_trees) > 1 and (near := self._zone_trees.get(ticket.zone)):
             found += islice(self._with_capacity(ticket, near), MAX_CANDIDATES)
-        if (expected := self._by_instance_id.get(ticket.expected_worker)) and expected.can_take(ticket):
+        if (expected := self._by_instance_id.get(ticket.expected_worker)) and self._can_take(expected, ticket):
             found.append(expected)
         prompt_tokens = ticket.prompt_tokens
         if not hashes:
@@ -121,7 +142,7 @@ class Pool:
         found += islice(self._with_cached_prefix(ticket, hashes), MAX_CANDIDATES)
         expecting, expected_blocks = index.expected_prefix(hashes)
         blocks = {worker: index.cached_blocks(worker.key, hashes) for worker in dict.fromkeys(found)}
-        if (placed := self._workers.get(expecting)) and (placed in blocks or placed.can_take(ticket)):
+        if (placed := self._workers.get(expecting)) and (placed in blocks or self._can_take(placed, ticket)):
             blocks[placed] = max(blocks.get(placed, 0), expected_blocks)
         return {worker: prompt_tokens - count * worker.block_size for worker, count in blocks.items()}
 
@@ -130,7 +151,7 @@ class Pool:
         avoided = ticket.avoid_workers
         for key in tree.search(max_tokens_of(ticket)):
             worker = self._workers[key]
-            if not avoided or worker.worker_id not in avoided:
+            if (not avoided or worker.worker_id not in avoided) and self._can_take(worker, ticket):
                 yield worker
 
     def _with_cached_prefix(self, ticket: Ticket, hashes: Sequence[int]) -> Iterator[Worker]:
@@ -138,8 +159,13 @@ class Pool:
         tokens = max_tokens_of(ticket)
         for key in self.prefix_index.workers_with_longest_prefix(hashes):
             worker = self._workers[key]
-            if tokens <= worker.max_ticket_tokens and worker.worker_id not in ticket.avoid_workers:
+            if tokens <= worker.max_ticket_tokens and self._can_take(worker, ticket):
                 yield worker
+
+    def _can_take(self, worker: Worker, ticket: Ticket) -> bool:
+        if ticket.priority == Priority.PRIORITY_BATCH and not worker.batch_leases(self._headroom):
+            return False
+        return worker.can_take(ticket)
 
     def can_ever_run(self, ticket: Ticket) -> bool:
         return any(worker.can_ever_run(ticket) for worker in self)
@@ -172,6 +198,10 @@ class Pool:
             self._counted_totals[key] = share
             load = self._placement.load(worker)
             self._tree.put(key, load, worker.max_ticket_tokens)
+            batch_leases = worker.batch_leases(self._headroom)
+            self._batch_tree.put(key, load, worker.max_ticket_tokens if batch_leases else 0)
+            self._batch_leases += batch_leases - self._counted_batch_leases.get(key, 0)
+            self._counted_batch_leases[key] = batch_leases
             if worker.zone:
                 self._zone_trees.setdefault(worker.zone, TournamentTree()).put(key, load, worker.max_ticket_tokens)
         self._changed.clear()

@@ -152,9 +152,13 @@ class Worker:
         if self.numbered_leases.get(entry.worker_number) is entry:
             del self.numbered_leases[entry.worker_number]
 
-    def add_unstarted_tokens(self, prompt_tokens: int) -> None:
-        """Add the prompt of a new lease. A negative value removes the prompt of a lease that will not start."""
-        self.unstarted_tokens += prompt_tokens
+    def add_unstarted_tokens(self, prompt_tokens: int, *, is_batch: bool = False) -> None:
+        """Add the prompt of a new lease. A negative value removes the prompt of a lease that will not start.
+
+        Batch prompts are not in the backlog: they are prefilled after others.
+        """
+        if not is_batch:
+            self.unstarted_tokens += prompt_tokens
         self._add_turnover(prompt_tokens / self.cache_tokens)
         self.mark_changed()
 
@@ -182,8 +186,10 @@ class Worker:
         self.cache_turnover += added
         self.pool_turnover.add(added)
 
-    def on_lease_started(self, prompt_tokens: int) -> None:
+    def on_lease_started(self, prompt_tokens: int, *, is_batch: bool = False) -> None:
         """Keep counting a prompt that the worker has received, because only its next load report includes it."""
+        if is_batch:
+            return
         self.unstarted_tokens -= prompt_tokens
         self.started_tokens += prompt_tokens
 
@@ -237,6 +243,10 @@ class Worker:
         room, report = self.available_leases, self.report
         tokens = self.free_blocks * self.block_size if room else 0
         return CapacityTotals(room, tokens, int(room > 0), report.running, self._slots, round(report.tokens_per_second))
+
+    def batch_leases(self, headroom: int) -> int:
+        """Return the leases that it can take of batch tickets, if these leave `headroom` slots free; 0: none."""
+        return max(0, self.available_leases - self.look_ahead - headroom) if headroom else self.available_leases
 
     def blocks_for(self, ticket: Ticket) -> int:
         return -(-max_tokens_of(ticket) // self.block_size)

@@ -5,12 +5,15 @@ from random import Random
 from typing import NamedTuple, Protocol
 
 from penstock.bench.transcript import CANCELLED, OK, Transcript
+from penstock.chassis.durations import set_seconds
 from penstock.chassis.errors import Overloaded, PenstockError
 from penstock.chassis.prefix_depths import MAX_DEPTH
+from penstock.mesh.v1 import batch_pb2 as pb
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.queue.errors import RejectionWindow
 from penstock.queue.ticket import QueuedTicket
 from penstock.simulator.mesh.admission_filter import SimAdmissionFilter
+from penstock.simulator.mesh.batch_replica import SimLine
 from penstock.simulator.mesh.engine import PromptContent, SimRun
 from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.mesh.request import SimRequest
@@ -34,6 +37,10 @@ class EdgePeers(Protocol):
     def start(self, worker: str, lease_id: str, run: SimRun) -> None: ...
 
     def cancel(self, worker: str, run: SimRun) -> None: ...
+
+    def send_line_running(self, number: int) -> None: ...
+
+    def send_line_ended(self, ended: pb.LineEnded) -> None: ...
 
     def worker(self, name: str) -> SimWorker: ...
 
@@ -85,6 +92,7 @@ class SimEdge:
         self._waiting: dict[str, tuple[SimRequest, QueuedTicket]] = {}  # by ticket, until a lease
         self._started_runs: dict[int, StartedRun] = {}  # by run, until the run has ended
         self._held: list[tuple[SimRequest, float]] = []  # requests that wait for the first worker, and since when
+        self._lines: dict[str, SimRequest] = {}  # batch lines that have not ended, by line id
         self._last_run_id = 0
         self._rejections = 0
 
@@ -97,20 +105,26 @@ class SimEdge:
 
     def on_arrival(self, tenant: SimTenant, offered: OfferedRequest) -> None:
         now, client = self._events.now, tenant.client
-        transcript = Transcript(len(self._ledger.requests), now)
-        request = SimRequest(
-            tenant, offered.prompt_tokens, offered.output_tokens, transcript, self._rngs[tenant.name], offered.prefix
-        )
-        request.max_output_tokens = _declared_tokens(tenant, offered.output_tokens, request.rng)
-        self._ledger.requests.append(request)
+        request = self._new_request(tenant, offered)
         self.open_requests += 1
         if client.leave_share and request.rng.random() < client.leave_share:
             self._events.schedule(
                 now + request.rng.random() * client.leave_within, self._abandon, request, CANCELLED, "OK"
             )
         if client.deadline:
-            self._events.schedule(now + client.deadline, self._abandon, request, "DEADLINE_PASSED", "DEADLINE_EXCEEDED")
+            request.deadline = now + client.deadline
+            self._events.schedule(request.deadline, self._abandon, request, "DEADLINE_PASSED", "DEADLINE_EXCEEDED")
         self._attempt(request)
+
+    def _new_request(self, tenant: SimTenant, offered: OfferedRequest) -> SimRequest:
+        transcript = Transcript(len(self._ledger.requests), self._events.now)
+        request = SimRequest(
+            tenant, offered.prompt_tokens, offered.output_tokens, transcript, self._rngs[tenant.name], offered.prefix
+        )
+        request.priority = tenant.priority
+        request.max_output_tokens = _declared_tokens(tenant, offered.output_tokens, request.rng)
+        self._ledger.requests.append(request)
+        return request
 
     def on_model_served(self) -> None:
         """A worker has attached: the held requests are enqueued, in their order."""
@@ -162,6 +176,40 @@ class SimEdge:
         backoff = request.tenant.client.backoff * 2 ** (request.attempts - 1) * (0.5 + request.rng.random())
         self._events.schedule(self._events.now + max(retry_after, backoff), self._attempt, request)
 
+    # Called by the batch replica.
+
+    def on_line(self, line: SimLine) -> None:
+        """Run a line. A line that was given back continues after the tokens that it has emitted."""
+        request = self._lines.get(line.line_id)
+        if request is None:
+            request = self._lines[line.line_id] = self._new_request(line.tenant, line.offered)
+        request.line, request.deadline = line.number, line.deadline
+        request.priority = min(line.tenant.priority, line.priority)
+        self.open_requests += 1
+        self._attempt(request)
+
+    def on_line_stopped(self, line_id: str) -> None:
+        request = self._lines.get(line_id)
+        if request and request.line:
+            self._withdraw_attempt(request)
+            self._give_back(request, 0.0)
+
+    def _give_back(self, request: SimRequest, retry_after: float) -> None:
+        ended = pb.LineEnded(number=request.line, verdict=pb.LINE_VERDICT_LATER)
+        set_seconds(ended.failure.retry_after, retry_after)
+        request.line = 0
+        self.open_requests -= 1
+        self._peers.send_line_ended(ended)
+
+    def _on_line_answered(self, request: SimRequest) -> None:
+        ended = pb.LineEnded(
+            number=request.line,
+            verdict=pb.LINE_VERDICT_ANSWERED,
+            input_tokens=request.prompt_tokens,
+            output_tokens=request.output_tokens,
+        )
+        self._peers.send_line_ended(ended)
+
     # Called by the queue.
 
     def on_queued(self, ticket_id: str, predicted_wait: float | None, predicted_ttft: float | None) -> None:
@@ -180,7 +228,7 @@ class SimEdge:
         emitted = ticket.prompt_tokens - request.prompt_tokens
         content = self._prompt_content(request, emitted) if self._salts else None
         lengths = ticket.prompt_tokens, request.output_tokens - emitted, ticket.max_output_tokens
-        run = SimRun(self._last_run_id, ticket.tenant_id, *lengths, content, is_express=lease.express)
+        run = SimRun(self._last_run_id, ticket.tenant_id, *lengths, content, prefill_rank=ticket.prefill_rank)
         worker = self._peers.worker(lease.worker_id)
         self._ledger.record_zone(request, worker)
         self._started_runs[run.run_id] = StartedRun(request, ticket, run, worker)
@@ -189,6 +237,8 @@ class SimEdge:
         else:
             self._ledger.record_abandoned(run, 0)
         self._peers.start(lease.worker_id, lease.lease_id, run)
+        if request.line:
+            self._peers.send_line_running(request.line)
 
     def on_rejection_windows(self, ticket_id: str, windows: Iterable[RejectionWindow]) -> None:
         """The queue has admitted a ticket and reports which demand it would reject behind it."""
@@ -208,7 +258,9 @@ class SimEdge:
     def _on_rejected(self, request: SimRequest, error: PenstockError) -> None:
         self._rejections += 1
         code = error.code.name
-        if code in RETRIED_CODES and request.attempts <= request.tenant.client.retries:
+        if request.line:
+            self._give_back(request, error.retry_after or 0.0)
+        elif code in RETRIED_CODES and request.attempts <= request.tenant.client.retries:
             self._retry_later(request, error.retry_after or 0.0)
         else:
             self._end(request, error.reason, code, error.retry_after)
@@ -224,6 +276,8 @@ class SimEdge:
             request.ticket = request.run = None
             request.transcript.usage_tokens = request.output_tokens
             self._end(request, OK)
+            if request.line:
+                self._on_line_answered(request)
 
     def on_run_lost(self, worker: SimWorker, run: SimRun) -> None:
         """The worker of a run is dead: resume the answer on another worker."""
@@ -239,17 +293,16 @@ class SimEdge:
 
     def _new_ticket(self, request: SimRequest, attempt: int = 1, avoid_workers: tuple[str, ...] = ()) -> QueuedTicket:
         tenant, emitted = request.tenant, request.transcript.tokens
-        deadline = request.transcript.started_at + tenant.client.deadline if tenant.client.deadline else 0.0
         return QueuedTicket(
             ticket_id=f"{request.transcript.number}.{request.attempts}",
             edge=EDGE_ID,
             tenant_id=tenant.name,
             model=MODEL,
-            priority=tenant.priority,
+            priority=request.priority,
             weight=tenant.weight,
             prompt_tokens=request.prompt_tokens + emitted,
             max_output_tokens=max(1, request.max_output_tokens - emitted),
-            deadline=deadline if self._cancels_abandoned else 0.0,
+            deadline=request.deadline if self._cancels_abandoned else 0.0,
             enqueued=request.submitted_at,
             attempt=attempt,
             prefix_hashes=self._block_hashes(request) if self._salts and self._places_by_prefix else b"",

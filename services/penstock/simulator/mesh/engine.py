@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+from penstock.mesh.prefill_rank import DEFAULT_RANK
 from penstock.simulator.scenario import WorkerKind
 from penstock.simulator.traffic.shared_prefixes import NO_PREFIX, SharedPrefix
 from penstock.worker.engine.batching.batch import Batch
@@ -30,7 +31,7 @@ class SimRun:
     output_tokens: int  # tokens that it will generate
     max_output_tokens: int  # tokens that it may generate, for which KV blocks are promised
     prompt_content: "PromptContent | None" = None  # None: its blocks are not cached for other prompts
-    is_express: bool = False  # as its lease has it
+    prefill_rank: int = DEFAULT_RANK
     prefilled_tokens: int = 0  # positions of the prompt that were computed
     cached_tokens: int = 0  # positions of the prompt that were cached
     first_token_step: int = NO_STEP  # from 0
@@ -132,7 +133,7 @@ class ExactEngine:
                 cache_salt=run.prompt_content.salt if run.prompt_content else b"",
                 max_output_tokens=run.max_output_tokens,
                 stop_ids=frozenset({STOP_ID}),
-                is_express=run.is_express,
+                prefill_rank=run.prefill_rank,
             )
         )
         self._runs[run.run_id] = run

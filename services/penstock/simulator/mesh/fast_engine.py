@@ -10,10 +10,11 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import chain
 
+from penstock.mesh.prefill_rank import BATCH_RANK
 from penstock.simulator.mesh.engine import NO_STEP, DecodeForecast, EngineOccupancy, SimRun, SimStepResult
 from penstock.simulator.scenario import WorkerKind
+from penstock.worker.engine.batching.policy import Yielding
 from penstock.worker.engine.simulated.step_time import StepWork, prefill_reads
 from penstock.worker.scheduler_session.load_report import MAX_STEPS_BETWEEN_REPORTS, LoadReport, has_changed
 from penstock.worker.scheduler_session.throughput import EWMA_KEPT_SHARE, EngineThroughput
@@ -78,6 +79,7 @@ class FastEngine:
     def __init__(self, kind: WorkerKind) -> None:
         self._kind = kind
         self._step_count = 0
+        self._yielding = Yielding()
         self._waiting: deque[SimRun] = deque()
         self._prefilling: list[SimRun] = []  # oldest first
         self._decoding: dict[int, SimRun] = {}
@@ -102,6 +104,7 @@ class FastEngine:
         self._promised_blocks += self._blocks_for(run.prompt_tokens + run.max_output_tokens)
         assert self._promised_blocks <= self._kind.kv_blocks, "a scheduler never promises more blocks than the pool has"
         self._waiting.append(run)
+        self._yielding.on_added(run.prefill_rank, self._step_count)
 
     def cancel(self, run: SimRun) -> None:
         if run.last_token_step == NO_STEP and run not in self._cancelling:
@@ -111,8 +114,9 @@ class FastEngine:
         running, free = len(self._decoding), self._kind.kv_blocks - self._promised_blocks
         if not self._waiting and not self._prefilling:
             return EngineOccupancy(running, free, 0)
-        backlog = [run.prompt_tokens - run.prefilled_tokens for run in chain(self._waiting, self._prefilling)]
-        return EngineOccupancy(len(backlog) + running, free, sum([tokens for tokens in backlog if tokens > 1]))
+        runs = [*self._waiting, *self._prefilling]
+        backlog = [run.prompt_tokens - run.prefilled_tokens for run in runs if run.prefill_rank < BATCH_RANK]
+        return EngineOccupancy(len(runs) + running, free, sum([tokens for tokens in backlog if tokens > 1]))
 
     def step(self) -> SimStepResult:
         self._step_count += 1
@@ -193,7 +197,8 @@ class FastEngine:
         """Spend the token budget of the step; return the prefilled tokens and the positions that they read."""
         long = [run for run in self._prefilling if run not in one_token_left] if one_token_left else self._prefilling
         remaining = [run.prompt_tokens - run.prefilled_tokens for run in long]
-        chunks = self._kind.batching.split_prefill(remaining, decodes, [run.is_express for run in long])
+        ranks, yields = [run.prefill_rank for run in long], self._yielding.is_due(self._step_count)
+        chunks = self._kind.batching.split_prefill(remaining, decodes, ranks, yields=yields)
         reads = 0
         for run, chunk in zip(long, chunks, strict=True):
             reads += prefill_reads(run.prefilled_tokens, chunk)

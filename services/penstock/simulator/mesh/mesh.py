@@ -6,6 +6,7 @@ A link has a delay of `link_delay` each way and keeps the order of frames. Every
 from collections.abc import Callable, Sequence
 
 from penstock.edge.upstreams.hashing import shard_for
+from penstock.mesh.v1.batch_pb2 import LineEnded
 from penstock.mesh.v1.queue_pb2 import ServiceReport
 from penstock.mesh.v1.scheduler_pb2 import LoadReport, PrefixCacheUpdate, Progress, ServedLease
 from penstock.queue import effects as queue_out
@@ -19,6 +20,7 @@ from penstock.simulator.baselines import POLICIES
 from penstock.simulator.baselines.base import StepObserver
 from penstock.simulator.mesh.admission_filter import SimAdmissionFilter
 from penstock.simulator.mesh.autoscaler import SimAutoscaler
+from penstock.simulator.mesh.batch_replica import SimBatchReplica, SimLine
 from penstock.simulator.mesh.edge import SimEdge
 from penstock.simulator.mesh.engine import SimRun
 from penstock.simulator.mesh.event_queue import SimEventQueue
@@ -59,6 +61,7 @@ class SimMesh:
             admission_filter=admission_filter,
             cancels_abandoned=policy.cancels_abandoned,
         )
+        self.batches = SimBatchReplica(scenario, events, self)
         self._step_observers: list[StepObserver] = []
         for shard in self.shards.values():
             if isinstance(shard.scheduling_policy, StepObserver):
@@ -141,7 +144,21 @@ class SimMesh:
             returns_at = self._events.now + loss.returns_after
             self._events.schedule(returns_at, self._attach_worker, loss.worker, worker.kind, len(lives) + 1)
 
+    # Frames of the batch replica.
+
+    def start_line(self, line: SimLine) -> None:
+        self._send(self.edge.on_line, line)
+
+    def stop_line(self, line_id: str) -> None:
+        self._send(self.edge.on_line_stopped, line_id)
+
     # Frames of edges.
+
+    def send_line_running(self, number: int) -> None:
+        self._send(self.batches.on_line_running, number)
+
+    def send_line_ended(self, ended: LineEnded) -> None:
+        self._send(self.batches.on_line_ended, ended)
 
     def enqueue(self, ticket: QueuedTicket) -> None:
         self._send(self._shard_of(ticket.tenant_id).enqueue, ticket)

@@ -20,7 +20,10 @@ class SimRequest:
     transcript: Transcript
     rng: Random
     prefix: SharedPrefix = NO_PREFIX
+    priority: int = 0
     max_output_tokens: int = 0  # as declared
+    deadline: float = 0.0  # s; end of the time for the whole answer; 0: none
+    line: int = 0  # number of the present run of a batch line; 0: a request of a client, or a line that does not run
     attempts: int = 0
     ticket: QueuedTicket | None = None  # of the current attempt; None between attempts and after the end
     run: SimRun | None = None  # None until the ticket has a lease

@@ -6,6 +6,7 @@ from typing import Any
 from penstock.bench.report import Slo, report_of
 from penstock.bench.statistics import quantile
 from penstock.bench.transcript import OK
+from penstock.simulator.mesh.batch_replica import SimBatch
 from penstock.simulator.mesh.request import SimRequest
 from penstock.simulator.report.ideal_caches import CachedPrompt, clairvoyant_tokens, shared_lru_tokens
 from penstock.simulator.report.service_accounting import INPUT_WEIGHT, OUTPUT_WEIGHT
@@ -18,7 +19,7 @@ def figures_of(simulation: Simulation) -> dict[str, Any]:
     """
     scenario, ledger = simulation.scenario, simulation.ledger
     slo = Slo(ttft=scenario.targets.ttft, tpot=scenario.targets.tbt)
-    counted = [each for each in ledger.requests if each.transcript.started_at >= scenario.warm_up]
+    counted = [each for each in ledger.client_requests if each.transcript.started_at >= scenario.warm_up]
     offered, gaps = scenario.duration - scenario.warm_up, ledger.service.gaps()
     bench = report_of([each.transcript for each in counted], offered, {}, slo)
     return {
@@ -28,6 +29,7 @@ def figures_of(simulation: Simulation) -> dict[str, Any]:
         **_work_figures(simulation),
         "engine_tokens_abandoned": ledger.abandoned_tokens,
         **_prefix_figures(simulation),
+        **_batch_figures(simulation),
         **_prediction_figures(ledger.waits, ledger.unpredicted_leases),
         **({"same_zone_share": ledger.same_zone_leases / ledger.zoned_leases} if ledger.zoned_leases else {}),
         "rejected_by_edges_share": simulation.mesh.edge.rejected_by_edge_share,
@@ -72,6 +74,27 @@ def _work_figures(simulation: Simulation) -> dict[str, Any]:
         "engine_tokens_wasted": made - useful,
         "engine_tokens_wasted_share": _share(made - useful, made),
         "engine_busy_share": _share(busy, simulation.events.now * simulation.scenario.worker_count),
+    }
+
+
+def _batch_figures(simulation: Simulation) -> dict[str, Any]:
+    """Return one row for each batch. Times are in s from the start; None: unknown."""
+    rows = [_batch_row(each) for each in simulation.mesh.batches.batches]
+    return {"batches": rows} if rows else {}
+
+
+def _batch_row(batch: SimBatch) -> dict[str, Any]:
+    facts = batch.facts
+    return {
+        "tenant": batch.tenant.name,
+        "lines": facts.lines,
+        "lines_done": facts.completed,
+        "input_tokens": facts.input_tokens,
+        "output_tokens": facts.output_tokens,
+        "ended_s": None if facts.expired else facts.ended_at or None,
+        "expected_end_s": batch.expected_end or None,
+        "expires_s": facts.expires_at,
+        "is_in_time": batch.is_in_time,
     }
 
 

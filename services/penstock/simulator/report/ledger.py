@@ -21,11 +21,16 @@ class SimulationLedger:
     unpredicted_leases: int = 0  # leases of tickets without a prediction
     zoned_leases: int = 0  # leases of clients with a zone
     same_zone_leases: int = 0  # zoned leases with a worker in the same zone
-    first_tokens: int = 0  # attempts that received a first token
+    first_tokens: int = 0  # attempts of clients that received a first token
     late_first_tokens: int = 0  # first tokens after the TTFT target, counted from the start of the attempt
     abandoned_tokens: int = 0  # positions that engines computed after the client had cancelled
     computed_when_abandoned: dict[int, int] = field(default_factory=dict)  # positions, by run
     depth: dict[int, int] = field(default_factory=dict)  # tickets without a lease, by class
+
+    @property
+    def client_requests(self) -> list[SimRequest]:
+        """The requests without the lines of batches, for which no client waits."""
+        return [each for each in self.requests if each.tenant.backlog is None]
 
     def count_waiting(self, ticket: QueuedTicket, change: int) -> None:
         self.depth[ticket.priority] = self.depth.get(ticket.priority, 0) + change
@@ -56,7 +61,7 @@ class SimulationLedger:
         while times and times[-1] > now:
             times.pop()
         transcript = request.transcript
-        if times and not transcript.arrivals:
+        if times and not transcript.arrivals and request.tenant.backlog is None:
             self.first_tokens += 1
             self.late_first_tokens += times[0] - request.submitted_at > self.ttft_target
         transcript.arrivals += times

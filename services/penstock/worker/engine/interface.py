@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from penstock.mesh.forms import Form
+from penstock.mesh.prefill_rank import DEFAULT_RANK
 
 
 class FinishReason(StrEnum):
@@ -77,7 +78,7 @@ class SequenceSpec:
     # Runs with equal salts share the KV of equal prefixes, also while it is being computed. The salt is the tenant's or
     # one generated for the completions of a single request. Empty: no sharing.
     cache_salt: bytes = b""
-    is_express: bool = False  # prefilled before sequences that are not express
+    prefill_rank: int = DEFAULT_RANK  # sequences of lower ranks are prefilled first
     embeds: bool = False  # finishes at the end of the prefill with an embedding, without any token
 
     def end_ids(self, eos_ids: frozenset[int]) -> frozenset[int]:
@@ -162,7 +163,7 @@ class Capacity:
     block_size: int  # tokens
     waiting: int  # sequences
     running: int
-    prefill_backlog_tokens: int
+    prefill_backlog_tokens: int  # of sequences that a new prompt of another class than batch shares the budget with
 
 
 class Engine(Protocol):

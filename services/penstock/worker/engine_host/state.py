@@ -80,5 +80,6 @@ class EngineState:
             "waiting": capacity.waiting if capacity else 0,
             "prefill_backlog_tokens": capacity.prefill_backlog_tokens if capacity else 0,
             "step_seconds": self.throughput.step_time or 0.0,
+            "busy_seconds": self.throughput.busy_s,
             "tokens_per_second": self.throughput.tokens_per_second,
         }

@@ -43,7 +43,7 @@ class PoisonBroadcast:
         self._reports = reports
         self._dialer = dialer
         self._sent: set[tuple[int, bool]] = set()
-        self._links: set[SchedulerLink] = set()
+        self._links: dict[SchedulerLink, None] = {}  # in order of connection
         self._started, self._finished = asyncio.Event(), asyncio.Event()
         self._peers = PeerSet(schedulers, self._broadcast_to)
 
@@ -92,7 +92,7 @@ class PoisonBroadcast:
             on_down=lambda _: is_down.set(),
             check_hello=self._dialer.hello_check("scheduler"),
         )
-        self._links.add(link)
+        self._links[link] = None
         try:
             async with background(link.run()):
                 await self._finished.wait()
@@ -103,4 +103,4 @@ class PoisonBroadcast:
                         async with asyncio.timeout(FINAL_REPORT_TIMEOUT_S):
                             await is_down.wait()
         finally:
-            self._links.discard(link)
+            del self._links[link]

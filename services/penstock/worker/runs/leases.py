@@ -4,6 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from penstock.mesh.prefill_rank import DEFAULT_RANK
 from penstock.worker.runs.errors import LeaseLost
 
 MAX_PAST_LEASES = 8_192  # leases; a START for an older one waits for an announcement and fails after the timeout
@@ -15,7 +16,7 @@ class LeaseGrant(NamedTuple):
     ticket_id: str
     attempt: int = 0
     queue_id: str = ""  # the shard; reported to later schedulers, so that they report the run's progress to it
-    is_express: bool = False
+    prefill_rank: int = DEFAULT_RANK
 
 
 @dataclass(slots=True)

@@ -100,9 +100,9 @@ class Run:
         return len(self.spec.token_ids) + self.spec.max_output_tokens
 
     def apply_grant(self, grant: LeaseGrant) -> None:
-        """Adopt the terms of the lease. The scheduler, not the edge, decides which runs are express."""
+        """Adopt the terms of the lease. The scheduler, not the edge, decides which runs are prefilled first."""
         self.attempt, self.queue_id = grant.attempt, grant.queue_id
-        self.spec = replace(self.spec, is_express=grant.is_express)
+        self.spec = replace(self.spec, prefill_rank=grant.prefill_rank)
 
     def on_admitted(self, cached_tokens: int, admitted_at: float) -> None:
         if self.admitted_at is None:  # a preempted run is admitted again; its wait ended with the first admission

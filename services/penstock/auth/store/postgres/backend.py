@@ -9,25 +9,14 @@ import structlog
 
 from penstock.auth.partitions.keeper import PartitionKeeper
 from penstock.auth.partitions.lease import PartitionLease
-from penstock.auth.store.location import StoreLocation
 from penstock.auth.store.postgres.charges import Statement
-from penstock.auth.store.postgres.connection import (
-    ANSWER_TIMEOUT_S,
-    BEGIN,
-    StoreConnection,
-    check_encoding,
-    connect,
-    explained_errors,
-    limit_transactions,
-    roll_back,
-)
+from penstock.auth.store.postgres.connection import connect
 from penstock.auth.store.postgres.ledger import PostgresLedgerUpkeep
 from penstock.auth.store.postgres.outcomes import BatchOutcomes
 from penstock.auth.store.postgres.ownership import (
     PostgresPartitions,
     end_sessions,
     hold,
-    is_rolled_back,
     is_taken,
     release,
     resign,
@@ -46,8 +35,21 @@ from penstock.auth.store.store import (
     TenantUse,
 )
 from penstock.auth.store.writer import partition_of_change
+from penstock.chassis.database.location import StoreLocation
+from penstock.chassis.database.postgres import (
+    ANSWER_TIMEOUT_S,
+    BEGIN,
+    StoreConnection,
+    check_encoding,
+    explained_errors,
+    is_rolled_back,
+    limit_transactions,
+    roll_back,
+)
 
 log = structlog.get_logger()
+
+STORE_SETTING = "PENSTOCK_AUTH_STORE"
 
 
 @dataclass(eq=False)
@@ -78,7 +80,7 @@ class PostgresBackend:
         return dict(self._keeper.epochs)
 
     def open(self) -> StoredState:
-        with explained_errors(self.location):
+        with explained_errors(self.location, STORE_SETTING):
             connection = self._connection = connect(self.location, self.owner)
             try:
                 return self._open(connection)
@@ -107,7 +109,7 @@ class PostgresBackend:
         return self._keeper.addresses.get(partition, "")
 
     def read_uses(self) -> list[TenantUse]:
-        with explained_errors(self.location), connect(self.location, f"{self.owner}.uses") as connection:
+        with explained_errors(self.location, STORE_SETTING), connect(self.location, f"{self.owner}.uses") as connection:
             limit_transactions(connection, ANSWER_TIMEOUT_S)
             return read_uses(connection)
 

@@ -13,7 +13,7 @@ Statement = tuple[str, tuple[object, ...]]
 
 _TEXTS, _INTEGERS, _TIMES = ("text",) * 6, ("bigint",) * 2, ("float8",) * 2
 _OF_ANSWER = ("text", "bigint", "bytea")
-RESERVATION_TYPES = (*_TEXTS, *_INTEGERS, *_TIMES, *_OF_ANSWER, "bigint", "smallint")
+RESERVATION_TYPES = (*_TEXTS, *_INTEGERS, *_TIMES, *_OF_ANSWER, "smallint", "boolean", "bigint", "smallint")
 BALANCE_TYPES = ("text", *("bigint",) * 5, "smallint")
 SCOPE_USE_TYPES = ("text", "text", *("bigint",) * 4, "float8", *("bigint",) * 6, "smallint")
 GRANT_USE_TYPES = ("bytea", "text", "text", "bigint", "bigint", "float8", "smallint")

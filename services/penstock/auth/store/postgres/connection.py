@@ -1,49 +1,7 @@
-"""Connections to PostgreSQL. Every wait for the server has a limit, so that a silent server counts as unavailable."""
+"""Connections of auth to its database, each with the name of its owner."""
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
-import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
-
-from penstock.auth.store.location import StoreLocation
-from penstock.auth.store.store import StoreUnusable
-
-ANSWER_TIMEOUT_S = 2.0  # s in which the server answers a batch; about the time after which the lease has lapsed
-START_TIMEOUT_S = 60.0  # s; the same while the store is opened: a migration, and reading the state
-MIN_TRANSACTION_TIMEOUT_VERSION = 170_000
-# Of libpq; the URL may set them differently. A peer that is silent at the level of TCP is lost after 3 s.
-_DEFAULTS = {
-    "connect_timeout": "2",
-    "tcp_user_timeout": "3000",  # ms
-    "keepalives_idle": "1",  # s
-    "keepalives_interval": "1",  # s
-    "keepalives_count": "3",
-}
-logging.getLogger("psycopg").setLevel(logging.ERROR)  # its warnings repeat that a connection is lost
-WaitTimeout = psycopg.errors._WaitTimeout  # noqa: SLF001  # it has no public name
-BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"  # whatever the default of the database is; the fence relies on it
-Row = tuple[Any, ...]
-
-
-class NoAnswer(psycopg.OperationalError):
-    """The server did not answer in time. The connection is closed."""
-
-
-class StoreConnection(psycopg.Connection[Row]):
-    """A connection whose waits are limited."""
-
-    answer_timeout: float = START_TIMEOUT_S
-
-    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        limit = timeout or self.answer_timeout
-        try:
-            return super().wait(gen, interval, limit)
-        except WaitTimeout:
-            self.close()
-            raise NoAnswer(f"the server has not answered in {limit:g} s") from None
+from penstock.chassis.database import postgres
+from penstock.chassis.database.location import StoreLocation
 
 
 def application_name(owner: str) -> str:
@@ -51,70 +9,6 @@ def application_name(owner: str) -> str:
     return f"penstock-auth {owner}"[-63:]
 
 
-def connect(location: StoreLocation, owner: str) -> StoreConnection:
+def connect(location: StoreLocation, owner: str) -> postgres.StoreConnection:
     """Connect as `owner`. Transactions are begun explicitly. Raises psycopg.Error."""
-    chosen = conninfo_to_dict(location.url)
-    defaults = {name: value for name, value in _DEFAULTS.items() if name not in chosen}
-    conninfo = make_conninfo(location.url, **defaults, application_name=application_name(owner))
-    connection = StoreConnection.connect(conninfo, autocommit=True, prepare_threshold=0)
-    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # of `transaction()`
-    try:
-        limit_transactions(connection, START_TIMEOUT_S)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def limit_transactions(connection: StoreConnection, seconds: float) -> None:
-    """Let the server end transactions that would hold locks for longer, also if this process is paused."""
-    names = ["lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout"]
-    if connection.info.server_version >= MIN_TRANSACTION_TIMEOUT_VERSION:
-        names.append("transaction_timeout")
-    for name in names:
-        connection.execute("SELECT set_config(%s, %s, false)", (name, str(round(seconds * 1_000))))
-    connection.answer_timeout = seconds
-
-
-def check_encoding(connection: StoreConnection) -> None:
-    """Raise StoreUnusable if the database cannot hold all texts."""
-    encoding = connection.info.parameter_status("server_encoding")
-    if encoding != "UTF8":
-        raise StoreUnusable(
-            f"the database of the store has the encoding {encoding}; create one with CREATE DATABASE … ENCODING 'UTF8'"
-            " TEMPLATE template0"
-        )
-
-
-def roll_back(connection: StoreConnection) -> None:
-    """End a transaction that failed; close the connection if that fails, too."""
-    try:
-        if not connection.closed:
-            connection.rollback()
-    except psycopg.Error:
-        connection.close()
-
-
-@contextmanager
-def explained_errors(location: StoreLocation) -> Iterator[None]:
-    """Raise StoreUnusable, which says what to do and has no password, for an error while the store is opened."""
-    try:
-        yield
-    except psycopg.Error as error:
-        raise StoreUnusable(f"cannot open the store {location} ({_text(error)}): {_advice(error)}") from None
-
-
-def _text(error: psycopg.Error) -> str:
-    return " ".join(str(error).split())
-
-
-def _advice(error: psycopg.Error) -> str:
-    match error:
-        case psycopg.errors.InsufficientPrivilege() | psycopg.errors.InvalidSchemaName():
-            return "the role needs CONNECT on the database, and USAGE and CREATE on a schema in its search path"
-        case psycopg.errors.ReadOnlySqlTransaction():
-            return "the server is a read-only replica; name the primary"
-        case psycopg.OperationalError():
-            return "start the server, and check host, port, database, role and password in PENSTOCK_AUTH_STORE"
-        case _:
-            return "check that the database is one of Penstock's, or empty; docs/operations/stores.md describes it"
+    return postgres.connect(location, application_name(owner))

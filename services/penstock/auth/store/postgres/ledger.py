@@ -8,11 +8,11 @@ from datetime import UTC, date, datetime, timedelta
 import psycopg
 import structlog
 
-from penstock.auth.store.postgres.connection import BEGIN, StoreConnection, roll_back
 from penstock.auth.store.postgres.ownership import hold, is_taken
 from penstock.auth.store.roll_up import Retention
 from penstock.auth.store.store import Charged, PendingChange
 from penstock.auth.store.totals import COUNTERS, DAILY_ADDITIONS, KEYS
+from penstock.chassis.database.postgres import BEGIN, StoreConnection, roll_back
 
 log = structlog.get_logger()
 

@@ -12,6 +12,7 @@ LEDGER_TYPES = (
     *("float8", "bigint", "bigint", "text"),
     *("text", "bigint", "bytea", "bigint"),
     *("bigint", "bigint", "text", "text"),
+    *("smallint", "boolean"),
     "smallint",
 )
 LEDGER_COLUMNS = [*(each.strip() for each in rows.LEDGER_COLUMNS.split(",")), "partition"]

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator
 import structlog
 
 from penstock.auth.store.postgres.charges import Statement
-from penstock.auth.store.postgres.connection import StoreConnection
 from penstock.auth.store.store import Barrier, Charged, PendingChange, Release, Reserved
+from penstock.chassis.database.postgres import StoreConnection
 from penstock.mesh.partitions import partition_of
 
 log = structlog.get_logger()

@@ -8,10 +8,11 @@ import structlog
 
 from penstock.auth.partitions.keeper import Member, PartitionRow, Presence, View
 from penstock.auth.store.postgres.charges import Statement
-from penstock.auth.store.postgres.connection import BEGIN, StoreConnection, application_name
+from penstock.auth.store.postgres.connection import application_name
 from penstock.auth.store.postgres.schema import BATCH_DECIDED, PARTITIONS_TAKEN
 from penstock.auth.store.postgres.statements import read
 from penstock.auth.store.store import StoredState
+from penstock.chassis.database.postgres import BEGIN, StoreConnection
 
 log = structlog.get_logger()
 
@@ -58,14 +59,6 @@ _RELEASE_ALL = "UPDATE partitions SET owner = '', address = '', lease_until = '-
 
 class StoreDiverged(Exception):
     """The database has lost commits, such as in a failover, or was restored: the state in memory is another one."""
-
-
-def is_rolled_back(error: psycopg.Error) -> bool:
-    """Return whether the server has answered that it wrote nothing of a transaction.
-
-    The end of its session (FATAL) may be the answer to a transaction that was committed a moment before.
-    """
-    return error.diag.severity_nonlocalized == "ERROR"
 
 
 def is_taken(error: psycopg.Error) -> bool:

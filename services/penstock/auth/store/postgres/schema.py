@@ -9,8 +9,10 @@ import psycopg
 
 from penstock.auth.store.postgres.ledger_schema import LEDGER_BY_DAY
 from penstock.auth.store.postgres.responses_schema import STORED_RESPONSES
-from penstock.auth.store.store import StoreTooNew
+from penstock.chassis.database import postgres
+from penstock.chassis.database.statements import Row
 
+VERSION_TABLE = "penstock_schema"
 MIGRATION_LOCK = 0x70656E73746F636B  # of pg_advisory_xact_lock: "penstock"
 SECRET_BYTES = 32
 SHARED_SECRETS = ("pepper", "mesh-secret")
@@ -147,27 +149,19 @@ MIGRATIONS = (
     );
     """,
     STORED_RESPONSES,
+    """
+    ALTER TABLE reservations
+        ADD COLUMN priority smallint NOT NULL DEFAULT 0, ADD COLUMN is_delegated boolean NOT NULL DEFAULT false;
+    ALTER TABLE ledger
+        ADD COLUMN priority smallint NOT NULL DEFAULT 0, ADD COLUMN is_delegated boolean NOT NULL DEFAULT false;
+    """,
 )
 
 
-def migrate(connection: "psycopg.Connection[tuple[object, ...]]") -> None:
-    """Migrate the database to the present version in one transaction. Raises StoreTooNew.
-
-    Of processes that start at once, one migrates and the others wait for it.
-    """
+def migrate(connection: "psycopg.Connection[Row]") -> None:
+    """Migrate the database to the present version in one transaction. Raises StoreTooNew."""
     with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
-        connection.execute("CREATE TABLE IF NOT EXISTS penstock_schema (version integer NOT NULL)")
-        row = connection.execute("SELECT version FROM penstock_schema").fetchone()
-        version = int(str(row[0])) if row else 0
-        if version > len(MIGRATIONS):
-            raise StoreTooNew.of(version, len(MIGRATIONS))
-        if version == len(MIGRATIONS):
-            return
-        for script in MIGRATIONS[version:]:
-            connection.execute(script.encode(), prepare=False)
-        connection.execute("DELETE FROM penstock_schema")
-        connection.execute("INSERT INTO penstock_schema VALUES (%s)", (len(MIGRATIONS),))
-        for name in SHARED_SECRETS:
-            statement = "INSERT INTO secrets VALUES (%s, %s) ON CONFLICT DO NOTHING"
-            connection.execute(statement, (name, secrets.token_bytes(SECRET_BYTES)))
+        if postgres.migrate(connection, MIGRATIONS, table=VERSION_TABLE, lock=MIGRATION_LOCK):
+            for name in SHARED_SECRETS:
+                statement = "INSERT INTO secrets VALUES (%s, %s) ON CONFLICT DO NOTHING"
+                connection.execute(statement, (name, secrets.token_bytes(SECRET_BYTES)))

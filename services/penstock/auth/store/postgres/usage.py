@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import psycopg
 
-from penstock.auth.store.location import StoreLocation
-from penstock.auth.store.postgres.connection import NoAnswer, StoreConnection, connect, limit_transactions
+from penstock.auth.store.postgres.connection import connect
 from penstock.auth.store.rows import Row
 from penstock.auth.store.usage_connection import QueryFailed, QueryTimeout
+from penstock.chassis.database.location import StoreLocation
+from penstock.chassis.database.postgres import NoAnswer, StoreConnection, limit_transactions
 
 OWNER = "usage"  # of the connection's name at the server
 CANCEL_TIMEOUT_S = 5.0  # s

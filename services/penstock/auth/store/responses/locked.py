@@ -8,7 +8,8 @@ from penstock.auth.responses.errors import ResponseUnknown
 from penstock.auth.responses.messages import packed
 from penstock.auth.responses.response import Placement, Response
 from penstock.auth.store.responses import statements as sql
-from penstock.auth.store.responses.statements import Transaction, response_of, update_values
+from penstock.auth.store.responses.statements import response_of, update_values
+from penstock.chassis.database.statements import Transaction
 from penstock.mesh.v1.responses_pb2 import ResponseKey, SealedTokens
 
 RESPONSE_BYTES = 512  # bytes that are counted for a response beside its sealed parts, for its rows

@@ -3,12 +3,12 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from penstock.auth.store.location import StoreLocation, parse_location
 from penstock.auth.store.responses.backend import ResponseBackend
 from penstock.auth.store.responses.operations import ResponseOperations
 from penstock.auth.store.responses.sqlite import SqliteResponses
 from penstock.auth.store.responses.store import ThreadedResponseStore
 from penstock.auth.store.responses.thread import CallThread
+from penstock.chassis.database.location import StoreLocation, parse_location
 
 
 @asynccontextmanager

@@ -12,7 +12,8 @@ from penstock.auth.responses.messages import stored_response, unpacked
 from penstock.auth.responses.response import Lease, Response, Status
 from penstock.auth.store.responses import statements as sql
 from penstock.auth.store.responses.locked import RESPONSE_BYTES, LockedResponses, key_of
-from penstock.auth.store.responses.statements import Transaction, response_of
+from penstock.auth.store.responses.statements import response_of
+from penstock.chassis.database.statements import Transaction
 from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import InvalidArgument
 from penstock.mesh.limits import bounds

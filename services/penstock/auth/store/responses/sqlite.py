@@ -4,7 +4,6 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TypeVar
 
 import structlog
@@ -12,14 +11,12 @@ import structlog
 from penstock.auth.responses.errors import ResponseStoreUnavailable
 from penstock.auth.responses.messages import failed
 from penstock.auth.store.disk_usage import free_bytes
-from penstock.auth.store.location import MEMORY
 from penstock.auth.store.responses import statements, upkeep
 from penstock.auth.store.responses.backend import ResponseTotals
 from penstock.auth.store.responses.operations import ResponseOperations
-from penstock.auth.store.responses.statements import Row
-from penstock.auth.store.sqlite import sql
-from penstock.auth.store.sqlite.connection import explained_errors, prepare
-from penstock.auth.store.store import StoreUnusable
+from penstock.chassis.database.errors import StoreUnusable
+from penstock.chassis.database.location import MEMORY
+from penstock.chassis.database.sqlite import SqliteTransaction, explained_errors, migrate, prepare
 from penstock.chassis.errors import Internal, PenstockError
 from penstock.mesh.v1.responses_pb2 import StoreCall, StoreResult
 
@@ -57,29 +54,6 @@ MIGRATIONS = (
     ) STRICT, WITHOUT ROWID;
     """,
 )
-
-
-@cache
-def _in_sqlite(statement: str) -> str:
-    return statement.replace("FOR UPDATE SKIP LOCKED", "").replace("FOR UPDATE", "")
-
-
-@dataclass(frozen=True, slots=True)
-class SqliteTransaction:
-    """An open transaction."""
-
-    connection: sqlite3.Connection
-    now: float
-
-    def run(self, statement: str, *values: object) -> list[Row]:
-        return self.connection.execute(_in_sqlite(statement), values).fetchall()
-
-    def run_many(self, statement: str, values: Sequence[Sequence[object]]) -> list[Row]:
-        text = _in_sqlite(statement)
-        return [row for each in values for row in self.connection.execute(text, each)]
-
-    def write(self, statement: str, values: Sequence[Sequence[object]]) -> None:
-        self.connection.executemany(_in_sqlite(statement), values)
 
 
 @dataclass(eq=False)
@@ -184,7 +158,7 @@ class SqliteResponses:
         connection = sqlite3.connect(self.path, timeout=LOCK_TIMEOUT_S, isolation_level=None, cached_statements=64)
         try:
             prepare(connection, fsync=self.fsync)
-            sql.migrate(connection, MIGRATIONS)
+            migrate(connection, MIGRATIONS)
         except BaseException:
             connection.close()
             raise

@@ -5,13 +5,10 @@ the order of their keys, and rows of `response_usage` after them in the order of
 wait for each other.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol
-
 from penstock.auth.responses.response import Response, Status
+from penstock.chassis.database.statements import Row
 
 # ruff: noqa: S608  # all parts of the statements are constants
-Row = tuple[Any, ...]
 COLUMNS = (
     "number, tenant_id, response_id, previous_response_id, background, created_at, expires_at, status, epoch,"
     " lease_until, cancel_requested, token_count, context_bytes, size"
@@ -77,23 +74,6 @@ EXPIRED = f"""
     ORDER BY expires_at LIMIT ? FOR UPDATE SKIP LOCKED
 """
 OF_TENANT = f"SELECT {COLUMNS} FROM responses WHERE tenant_id = ? ORDER BY response_id LIMIT ? FOR UPDATE"
-
-
-class Transaction(Protocol):
-    """An open transaction of one database. Its methods raise the errors of the database's driver."""
-
-    @property
-    def now(self) -> float:
-        """Unix time in s of the clock that all processes over this database share."""
-
-    def run(self, statement: str, *values: object) -> list[Row]:
-        """Run a statement. Return its rows."""
-
-    def run_many(self, statement: str, values: Sequence[Sequence[object]]) -> list[Row]:
-        """Run a statement for each list of values, in one round trip. Return all rows, in any order."""
-
-    def write(self, statement: str, values: Sequence[Sequence[object]]) -> None:
-        """Run a statement for each list of values before the next statement or the commit."""
 
 
 def response_of(row: Row) -> Response:

@@ -2,7 +2,8 @@
 
 from penstock.auth.store.responses import statements as sql
 from penstock.auth.store.responses.locked import LockedResponses
-from penstock.auth.store.responses.statements import Transaction, response_of
+from penstock.auth.store.responses.statements import response_of
+from penstock.chassis.database.statements import Row, Transaction
 
 SLICE_RESPONSES = 16  # of one transaction
 
@@ -34,7 +35,7 @@ def delete_of_tenant(transaction: Transaction, tenant_id: str) -> bool:
     return len(rows) == SLICE_RESPONSES
 
 
-def _delete(transaction: Transaction, rows: list[sql.Row]) -> None:
+def _delete(transaction: Transaction, rows: list[Row]) -> None:
     locked = LockedResponses(transaction)
     locked.delete(map(response_of, rows))
     locked.write()

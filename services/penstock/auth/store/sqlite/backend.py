@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from penstock.auth.store.disk_usage import used_share
 from penstock.auth.store.roll_up import LedgerRollUp, Retention
 from penstock.auth.store.sqlite import sql
-from penstock.auth.store.sqlite.connection import commit, connect, explained_errors
+from penstock.auth.store.sqlite.connection import commit, connect
 from penstock.auth.store.sqlite.ledger import SqliteLedger
 from penstock.auth.store.store import HandedOver, OnEvent, PendingChange, StoredState, TenantUse
+from penstock.chassis.database.sqlite import explained_errors
 
 
 @dataclass(eq=False)

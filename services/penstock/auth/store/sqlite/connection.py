@@ -1,24 +1,13 @@
 """The connection to the SQLite file: one process writes at a time, in batches, and reads usage meanwhile."""
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from penstock.auth.store.location import MEMORY
 from penstock.auth.store.sqlite import sql
-from penstock.auth.store.store import PendingChange, StoreUnusable
+from penstock.auth.store.store import PendingChange
+from penstock.chassis.database.location import MEMORY
+from penstock.chassis.database.sqlite import migrate, prepare
 
 LOCK_TIMEOUT_S = 10.0  # s; the former process may still be draining
-MAX_WAL_BYTES = 2**26  # size to which the journal is cut after a large transaction
-
-
-@contextmanager
-def explained_errors(path: str) -> Iterator[None]:
-    """Raise StoreUnusable, which says what to do, for an error of SQLite while the file is opened and read."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise StoreUnusable(f"cannot open the store {path} ({error}): {_advice(error)}") from error
 
 
 class StoreConnection(sqlite3.Connection):
@@ -45,7 +34,7 @@ def connect(path: str, *, fsync: bool = False) -> StoreConnection:
         if path != MEMORY:
             connection.lock = locked_store(path)
         prepare(connection, fsync=fsync)
-        sql.migrate(connection)
+        migrate(connection, sql.MIGRATIONS)
     except Exception:
         connection.close()
         raise
@@ -69,27 +58,6 @@ def connect_reader(path: str) -> sqlite3.Connection:
     connection.execute("PRAGMA query_only = ON")
     connection.execute("PRAGMA temp_store = MEMORY")
     return connection
-
-
-def prepare(connection: sqlite3.Connection, *, fsync: bool) -> None:
-    """Set up a connection that writes. Raises sqlite3.Error if another process writes."""
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
-    connection.execute(f"PRAGMA journal_size_limit = {MAX_WAL_BYTES}")
-    connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute("PRAGMA temp_store = MEMORY")  # otherwise journals of large statements stay open as files
-    connection.execute("BEGIN IMMEDIATE")  # takes the lock now, before the first reservation
-    connection.execute("COMMIT")
-
-
-def _advice(error: sqlite3.Error) -> str:
-    match getattr(error, "sqlite_errorcode", 0) & 0xFF:  # the primary result code
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return "another process has it open; end that process first"
-        case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT:
-            return "it is damaged or no store; restore a backup, or move it away to start with an empty store"
-        case _:
-            return "auth must be able to create and write this file and others beside it"
 
 
 def commit(connection: sqlite3.Connection, batch: list[PendingChange]) -> sqlite3.Error | None:

@@ -4,7 +4,6 @@ Times are REAL Unix seconds, bucket times INTEGER µs.
 """
 
 import sqlite3
-from collections.abc import Sequence
 
 from penstock.auth.quota.answer_billing import MAX_ANSWERS
 from penstock.auth.quota.grant_uses import GrantUse
@@ -30,7 +29,6 @@ from penstock.auth.store.store import (
     Release,
     Reserved,
     StoredState,
-    StoreTooNew,
 )
 
 # One script per version; a file at user_version N has the first N scripts applied. Scripts are added, never changed.
@@ -127,16 +125,13 @@ MIGRATIONS = (
         former TEXT NOT NULL, PRIMARY KEY (name, tenant_id)
     ) STRICT, WITHOUT ROWID;
     """,
+    """
+    ALTER TABLE reservations ADD COLUMN priority INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE reservations ADD COLUMN is_delegated INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE ledger ADD COLUMN priority INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE ledger ADD COLUMN is_delegated INTEGER NOT NULL DEFAULT 0;
+    """,
 )
-
-
-def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:
-    """Migrate the file to the present version, each step in one transaction. Raises StoreTooNew."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > len(migrations):
-        raise StoreTooNew.of(version, len(migrations))
-    for number, script in enumerate(migrations[version:], version + 1):
-        connection.executescript(f"BEGIN; {script} PRAGMA user_version = {number}; COMMIT;")
 
 
 _PUT_TENANT = f"INSERT OR REPLACE INTO tenants ({rows.TENANT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"  # noqa: S608  # a constant
@@ -152,7 +147,8 @@ _PUT_PRICE = "INSERT OR REPLACE INTO prices VALUES (?, ?, ?, ?)"
 _PUT_ROUTE = "INSERT OR REPLACE INTO routes VALUES (?, ?, ?, ?, ?)"
 _PUT_BALANCE = "INSERT OR REPLACE INTO balances VALUES (?, ?, ?, ?, ?, ?)"
 _INSERT_RESERVATION = f"""
-    INSERT INTO reservations ({rows.PRICED_RESERVATION_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    INSERT INTO reservations ({rows.PRICED_RESERVATION_COLUMNS})
+    VALUES ({", ".join("?" * len(rows.PRICED_RESERVATION_COLUMNS.split(",")))})
 """  # noqa: S608  # as above
 _SELECT_SCOPE_USES = f"SELECT {rows.SCOPE_USE_COLUMNS} FROM scope_uses"  # noqa: S608  # as above
 _SELECT_RESERVATIONS = f"SELECT {rows.PRICED_RESERVATION_COLUMNS} FROM reservations"  # noqa: S608  # as above

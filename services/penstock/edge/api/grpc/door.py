@@ -23,6 +23,7 @@ from penstock.edge.callers.connections import UnidentifiedCalls
 from penstock.edge.callers.messages import MessageRead, UnfinishedMessages
 from penstock.edge.request.caller import PROXY_HEADER_PREFIXES, credential_of, identity_header_of
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
+from penstock.v1.batches_pb2_grpc import BatchesServicer, add_BatchesServicer_to_server
 from penstock.v1.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
 
 SWEEP_INTERVAL_S = 0.5
@@ -55,10 +56,15 @@ class GrpcDoor:
         registrar: Any = _Registrar(self, server)
         add_InferenceServicer_to_server(servicer, registrar)
 
+    def add_batches_to_server(self, servicer: BatchesServicer, server: Any) -> None:
+        """Add the service of batches in the same way."""
+        registrar: Any = _Registrar(self, server)
+        add_BatchesServicer_to_server(servicer, registrar)
+
     def guarded(self, handler: Any) -> Any:
         """Return a handler that identifies the caller, then reads the message of a unary call, then runs `handler`."""
         if handler.request_streaming:
-            method = self._before_stream(handler.stream_stream)
+            method = self._before_stream(handler.stream_stream or handler.stream_unary)
         elif handler.response_streaming:
             method = self._before_message(handler.unary_stream)
         else:
@@ -84,10 +90,16 @@ class GrpcDoor:
                 errors.append(error)
                 timeout.reschedule(0.0)
 
-    def _before_stream(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    def _before_stream(self, method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+        is_generator = inspect.isasyncgenfunction(method)
+
         async def call(frames: Any, context: Any) -> Any:
             await self._identify(context)
-            return await method(frames, context)
+            if not is_generator:
+                return await method(frames, context)
+            async with aclosing(method(frames, context)) as responses:
+                await write_responses(context, responses)
+            return None
 
         return call
 

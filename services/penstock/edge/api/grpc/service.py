@@ -10,6 +10,7 @@ from penstock.chassis.observability.telemetry import current_traceparent
 from penstock.chassis.security.identity import is_from_proxy
 from penstock.chassis.server.call_metrics import current_call
 from penstock.chassis.streams.link import accept_stream
+from penstock.edge.api.grpc.callers import caller_in
 from penstock.edge.api.grpc.embeddings import FLOATS, embed_response_of, embedding_call_of
 from penstock.edge.api.grpc.messages import count_spec_of, estimate_from_message, response_of, spec_of
 from penstock.edge.api.grpc.session import SessionHandler
@@ -18,7 +19,7 @@ from penstock.edge.embedder import embed
 from penstock.edge.gateway import Gateway
 from penstock.edge.lifecycle.choices import ChoiceStream
 from penstock.edge.lifecycle.sinks import ResponseStream
-from penstock.edge.request.caller import credential_of, identity_header_of, proxy_time_of, request_id_of
+from penstock.edge.request.caller import proxy_time_of, request_id_of
 from penstock.edge.request.front_times import front_times
 from penstock.edge.request.session_names import session_of
 from penstock.mesh.v1.admission_pb2 import Credential
@@ -76,7 +77,7 @@ class InferenceService(InferenceServicer):
                 await SessionHandler(self._gateway, peer, credential, current_traceparent.get(), session).run()
 
     async def CountTokens(self, request: pb.CountTokensRequest, context: Any) -> pb.CountTokensResponse:
-        credential, identity_header = _caller(context)
+        credential, identity_header = caller_in(context)
         with self._gateway.naming(credential):
             await self._gateway.identify(credential, identity_header)
             spec = self._gateway.routed(
@@ -102,7 +103,7 @@ class InferenceService(InferenceServicer):
         return embed_response_of(embedded)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
-        return pb.ListModelsResponse(models=await self._gateway.list_models(*_caller(context)))
+        return pb.ListModelsResponse(models=await self._gateway.list_models(*caller_in(context)))
 
 
 def _proxy_time(context: Any) -> str:
@@ -112,11 +113,4 @@ def _proxy_time(context: Any) -> str:
 
 def _credential(context: Any) -> Credential:
     """Return the credential of a caller. The door before this service has identified the caller."""
-    return _caller(context)[0]
-
-
-def _caller(context: Any) -> tuple[Credential, str]:
-    """Return the credential of a caller and the identity header; the latter is empty unless our own proxy sent it."""
-    metadata, via_proxy = context.invocation_metadata() or (), is_from_proxy(context)
-    header = identity_header_of(metadata) if via_proxy else ""
-    return credential_of(metadata, context.peer(), via_proxy=via_proxy), header
+    return caller_in(context)[0]

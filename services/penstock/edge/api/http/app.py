@@ -15,6 +15,7 @@ from penstock.chassis.lifecycle import current_stop
 from penstock.edge.api.anthropic.requests import counted_tokens, parse_count, parse_message
 from penstock.edge.api.anthropic.serializer import message_serializer
 from penstock.edge.api.http.api_formats import ANTHROPIC
+from penstock.edge.api.http.batches import BatchHandlers, is_batch_path
 from penstock.edge.api.http.choices import write_choices
 from penstock.edge.api.http.exchange import BodyBudget, ClientDisconnected, Exchange
 from penstock.edge.api.http.metrics import record_request
@@ -42,6 +43,7 @@ from penstock.edge.request.estimate import AdmissionResult, estimate_from_spec
 from penstock.edge.request.session_names import session_of
 from penstock.edge.request.spec import TokenInput
 from penstock.edge.stored.service import StoredResponses
+from penstock.edge.upstreams.batches import BatchClient
 
 Handler = Callable[[Exchange], Awaitable[None]]
 Parsed = TypeVar("Parsed")
@@ -61,6 +63,7 @@ class OpenAIApp:
         self,
         gateway: Gateway,
         stored: StoredResponses,
+        batches: BatchClient,
         is_ready: Callable[[], bool],
         *,
         keepalive_interval: float = KEEPALIVE_INTERVAL_S,
@@ -69,6 +72,7 @@ class OpenAIApp:
         """`is_from_proxy`: whether the peer of an ASGI scope is our own proxy by its certificate."""
         self._gateway = gateway
         self._responses = ResponseHandlers(gateway, stored)
+        self._batches = BatchHandlers(gateway, batches, self._parse)
         self._is_ready = is_ready
         self._keepalive_interval = keepalive_interval  # s without output before a keep-alive is sent
         self._is_from_proxy = is_from_proxy
@@ -138,6 +142,8 @@ class OpenAIApp:
             exchange.format = ANTHROPIC
         if path.startswith(RESPONSE_PREFIX):
             return self._responses.handler_of(exchange)
+        if is_batch_path(path):
+            return self._batches.handler_of(exchange)
         route = MODEL_ROUTE if path.startswith(MODEL_PREFIX) else path
         if route not in self._routes:
             raise NotFound(f"nothing is served at {quoted(path)}; the API is below /v1", reason="PATH_UNKNOWN")

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
@@ -177,6 +177,21 @@ class Exchange:
                 if not message["more_body"]:
                     return b"".join(parts)
 
+    async def parts(self, max_bytes: int) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives. The client is slowed down to the speed at which it is read.
+
+        Raises BodyTooLarge (at once by Content-Length), BodyStalled or BodyTooSlow.
+        """
+        announced = self.header("content-length")
+        _check_size(int(announced) if announced.isdecimal() else 0, max_bytes)
+        size, began_at, is_complete = 0, asyncio.get_running_loop().time(), False
+        while not is_complete:
+            message = await self._receive_part(size, began_at)
+            size += len(message["body"])
+            _check_size(size, max_bytes)
+            is_complete = not message["more_body"]
+            yield message["body"]
+
     async def _receive_part(self, size: int, began_at: float) -> Any:
         """Receive more of a body of which `size` bytes have arrived since `began_at`."""
         loop = asyncio.get_running_loop()
@@ -202,6 +217,15 @@ class Exchange:
     async def respond(self, status: int, body: bytes, headers: Mapping[str, str] = JSON) -> None:
         await self._start(status, {**headers, "content-length": str(len(body))})
         await self.end(body)
+
+    async def send_whole(self, size: int, parts: AsyncIterator[bytes], headers: Mapping[str, str]) -> None:
+        """Send a body of `size` bytes in parts, as fast as the client reads. A later error cuts the connection."""
+        first = await anext(parts, b"")  # its error is still a status
+        await self._start(200, {**headers, "content-length": str(size)})
+        await self.write(first)
+        async for part in parts:
+            await self.write(part)
+        await self.end(b"")
 
     async def begin(self, frame: bytes, format_failure: Callable[[PenstockError], bytes]) -> None:
         """Begin a stream. `format_failure` formats an error that ends it."""
@@ -309,6 +333,6 @@ class Exchange:
         self._start_keepalives()
 
 
-def _check_size(size: int) -> None:
-    if size > limits.BODY_BYTES:
-        raise BodyTooLarge(f"the body has {size} bytes; at most {limits.BODY_BYTES} are read")
+def _check_size(size: int, max_bytes: int = limits.BODY_BYTES) -> None:
+    if size > max_bytes:
+        raise BodyTooLarge(f"the body has {size} bytes; at most {max_bytes} are read")

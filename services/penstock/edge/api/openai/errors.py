@@ -74,7 +74,9 @@ _STATUS_OF_KIND: Mapping[type[PenstockError], int] = MappingProxyType(
     }
 )
 # Reasons that are the caller's own limit.
-_STATUS_OF_REASON: Mapping[str, int] = MappingProxyType({"TOO_MANY_FAILURES": 429})
+_STATUS_OF_REASON: Mapping[str, int] = MappingProxyType(
+    dict.fromkeys(("TOO_MANY_FAILURES", "FILES_FULL", "TOO_MANY_BATCHES"), 429)
+)
 
 
 @dataclass(frozen=True, slots=True)

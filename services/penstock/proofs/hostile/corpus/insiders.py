@@ -9,6 +9,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from penstock.mesh.limits.bounds import DELEGATION_BYTES
 from penstock.mesh.v1.admission_pb2 import (
     AdmitRequest,
     Credential,
@@ -17,6 +18,7 @@ from penstock.mesh.v1.admission_pb2 import (
     Reserve,
     Settle,
 )
+from penstock.mesh.v1.delegation_pb2 import Delegation
 from penstock.mesh.v1.queue_pb2 import Enqueue, SubmitRequest
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.proofs.hostile.corpus.case import CaseOutcome, HostileCase, call_outcome, stays_open
@@ -103,15 +105,22 @@ def _vouchers(api_key: str) -> Iterator[tuple[str, AdmitRequest]]:
                 fallback_admission=fallback,
             )
             yield f"{name}, {tokens} tokens", AdmitRequest(reserve=reserve)
+    content = Delegation(tenant_id="dev", key_id=key_id, expires_at_unix_s=(1 << 64) - 1).SerializeToString()
     forged = {
         "no credential": Credential(loopback=True),
         "key id as a credential": Credential(bearer=key_id, loopback=True),
         "key id and other secret": Credential(bearer=f"pk_{key_id}_{'0' * 32}", loopback=True),
         "JSON identity": Credential(bearer='{"tenant_id":"dev"}', loopback=True),
+        "key id as a delegation": Credential(delegation=key_id.encode()),
+        "delegation without a MAC": Credential(delegation=content),
+        "delegation with a false MAC": Credential(delegation=bytes(16) + content),
+        "longest delegation": Credential(delegation=bytes(DELEGATION_BYTES)),
         "SPIFFE identity": Credential(bearer="spiffe://penstock.local/penstock/edge/edge-1", loopback=True),
     }
     for name, credential in forged.items():
-        yield f"identify with {name}", AdmitRequest(identify=Identify(request_id="hostile", credential=credential))
+        for delegates in (False, True):
+            identify = Identify(request_id="hostile", credential=credential, delegates=delegates)
+            yield f"{'delegate' if delegates else 'identify'} with {name}", AdmitRequest(identify=identify)
         reserve = Reserve(request_id=f"hostile {name}", credential=credential, prompt_tokens=1, max_output_tokens=1)
         yield f"reserve with {name}", AdmitRequest(reserve=reserve)
     yield "settlement of an unknown reservation", AdmitRequest(settle=Settle(reservation_id="r", output_tokens=1))

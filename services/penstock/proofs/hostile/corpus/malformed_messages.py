@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from penstock.proofs.hostile.corpus.case import CaseOutcome, HostileCase, call_outcome, succeeded
 from penstock.proofs.hostile.corpus.grpc_requests import key_headers
-from penstock.proofs.hostile.ports import GRPC_DOORS, INNER, Port, PortKind
+from penstock.proofs.hostile.ports import GRPC_DOORS, Port, PortKind
 from penstock.proofs.hostile.target import HostileTarget
 from penstock.proofs.hostile.wire.grpc_call import call, framed
 from penstock.proofs.hostile.wire.http2 import Headers
@@ -19,6 +19,8 @@ DOOR_METHODS = (
     "/penstock.v1.Inference/Embed",
     "/penstock.v1.Inference/ListModels",
     "/penstock.v1.Inference/Session",
+    *(f"/penstock.v1.Batches/{name}" for name in ("UploadFile", "GetFile", "ListFiles", "ReadFile", "DeleteFile")),
+    *(f"/penstock.v1.Batches/{name}" for name in ("CreateBatch", "GetBatch", "ListBatches", "CancelBatch", "RunLines")),
     "/grpc.health.v1.Health/Check",
     "/grpc.health.v1.Health/Watch",
 )
@@ -34,6 +36,8 @@ INNER_METHODS = {
         "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources",
         "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources",
     ),
+    PortKind.BATCH: tuple(f"/penstock.mesh.v1.BatchService/{name}" for name in ("UploadFile", "ReadFile", "Call")),
+    PortKind.PROXY_GRPC: ("/penstock.mesh.v1.LineService/Run",),  # of an edge, for the batch tier
 }
 COMPRESSED = 1  # flag of a message; gRPC demands INTERNAL if the call has no encoding
 TOO_LONG = 17 << 20  # bytes, announced and never sent
@@ -67,7 +71,7 @@ def malformed_message_cases(target: HostileTarget) -> Iterator[HostileCase]:
     for port in target.ports_of(*GRPC_DOORS):
         for method in DOOR_METHODS:
             yield from _cases(port, method, key_headers(target))
-    for port in target.ports_of(*INNER):
+    for port in target.ports_of(*INNER_METHODS):
         for method in INNER_METHODS[port.kind]:
             yield from _cases(port, method, ())
 

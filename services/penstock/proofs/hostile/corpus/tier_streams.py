@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.chassis.streams.protocol import hello_of
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse
+from penstock.mesh.v1.batch_pb2 import RunRequest, RunResponse
 from penstock.mesh.v1.queue_pb2 import DispatchRequest, DispatchResponse, SubmitRequest, SubmitResponse
 from penstock.mesh.v1.responses_pb2 import KeepRequest, KeepResponse
 from penstock.mesh.v1.scheduler_pb2 import AttachRequest, AttachResponse
@@ -13,7 +14,7 @@ from penstock.mesh.v1.worker_pb2 import ExecuteRequest, ExecuteResponse
 from penstock.proofs.hostile.ports import PortKind
 from penstock.proofs.hostile.wire.grpc_call import framed
 
-TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing", "envoy", "operator", "", "root")
+TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing", "batch", "envoy", "operator", "", "root")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ TIER_STREAMS = (
     TierStream(f"{MESH}SchedulerService/Attach", "worker", PortKind.SCHEDULER, AttachRequest, AttachResponse),
     TierStream(f"{MESH}WorkerService/Execute", "edge", PortKind.WORKER, ExecuteRequest, ExecuteResponse),
     TierStream(f"{MESH}ResponseStoreService/Keep", "edge", PortKind.AUTH, KeepRequest, KeepResponse),
+    TierStream(f"{MESH}LineService/Run", "batch", PortKind.PROXY_GRPC, RunRequest, RunResponse),
 )
 ADMIT = TIER_STREAMS[0]
 SUBMIT = TIER_STREAMS[1]

@@ -9,10 +9,11 @@ from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
 
 from penstock.chassis.prefix_depths import NAMED_DEPTHS
+from penstock.mesh.prefill_rank import BATCH_RANK
 from penstock.worker.engine.batching.block_pool import NO_WRITER, BlockPool
 from penstock.worker.engine.batching.errors import StartInvalid, check_spec
 from penstock.worker.engine.batching.masks import TokenMask, build_mask
-from penstock.worker.engine.batching.policy import BatchingPolicy
+from penstock.worker.engine.batching.policy import BatchingPolicy, Yielding
 from penstock.worker.engine.batching.sequence import Sequence, Slice, StepPlan
 from penstock.worker.engine.interface import (
     Capacity,
@@ -49,6 +50,7 @@ class Batch:
     # These two sums are updated with each sequence, as summing over all sequences in each step would take time.
     _promised_blocks: int = 0
     _prefill_backlog_tokens: int = 0
+    _yielding: Yielding = field(default_factory=Yielding)
 
     def __post_init__(self) -> None:
         if self.slots < 1:
@@ -70,6 +72,7 @@ class Batch:
         sequence = Sequence(spec, end_ids, mask)
         self._sequences[spec.seq_id] = sequence
         self.waiting.append(sequence)
+        self._yielding.on_added(spec.prefill_rank, self.step)
         self._count(sequence, 1)
 
     def cancel(self, seq_id: int) -> bool:
@@ -133,7 +136,7 @@ class Batch:
     def _count(self, sequence: Sequence, sign: int) -> None:
         """Add (1) or subtract (-1) a sequence's open blocks and prefill tokens; called after and before it changes."""
         self._promised_blocks += sign * (self.pool.blocks_for(sequence.max_total_tokens) - len(sequence.table))
-        if sequence.remaining > 1:
+        if sequence.remaining > 1 and sequence.spec.prefill_rank < BATCH_RANK:  # others do not wait for batch prompts
             self._prefill_backlog_tokens += sign * sequence.remaining
 
     def check(self, spec: SequenceSpec) -> None:
@@ -254,8 +257,10 @@ class Batch:
             for each in self.running
             if each.spec.seq_id not in decoding and (self._has_shared_content(each) or self._claim_unwritten(each))
         ]
-        express = [each.spec.is_express for each in prefilling]
-        chunks = self.policy.split_prefill([each.remaining for each in prefilling], len(decodes), express)
+        ranks = [each.spec.prefill_rank for each in prefilling]
+        chunks = self.policy.split_prefill(
+            [each.remaining for each in prefilling], len(decodes), ranks, yields=self._yielding.is_due(self.step)
+        )
         pairs = zip(prefilling, chunks, strict=True)
         return [Slice(sequence, sequence.computed, chunk) for sequence, chunk in pairs if chunk]
 

@@ -1,0 +1,1 @@
+"""Contents of files, behind one small interface: a folder, or object storage."""

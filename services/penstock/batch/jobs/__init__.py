@@ -1,0 +1,1 @@
+"""Batches and their chunks. Pure: `now` is an argument, in Unix seconds."""

@@ -1,0 +1,1 @@
+"""Lines of batches: what a client sends, and the rows that it receives. Pure."""

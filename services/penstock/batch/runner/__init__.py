@@ -1,0 +1,1 @@
+"""Runs the lines of the chunks that this replica holds, on any edge."""

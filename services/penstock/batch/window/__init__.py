@@ -1,0 +1,1 @@
+"""The window: how many lines of batches may be in the mesh. Pure."""

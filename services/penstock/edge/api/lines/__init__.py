@@ -1,0 +1,1 @@
+"""Lines of batches, which a batch process sends as bodies of the OpenAI API."""

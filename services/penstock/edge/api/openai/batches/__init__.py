@@ -1,0 +1,1 @@
+"""Formats of the Files API and the Batch API."""
