@@ -47,6 +47,7 @@ def test_grpc_is_routed_to_one_cluster_and_http_to_the_other():
     assert host["domains"] == ["*"]
     assert [(route["match"], target(route)) for route in host["routes"]] == [
         ({"prefix": "/penstock.v1.Inference/", "grpc": {}}, "edge_grpc"),
+        ({"prefix": "/penstock.v1.Batches/", "grpc": {}}, "edge_grpc"),
         ({"prefix": "/", "grpc": {}}, 404),
         ({"prefix": "/v1/"}, "edge_http"),
         ({"prefix": "/tokenize"}, "edge_http"),
@@ -64,14 +65,13 @@ def target(route):
 def test_with_auth_a_call_without_a_credential_is_refused_before_the_route_that_would_forward_it():
     (host,) = read_back(ROUTE, "edges", auths=AUTHS)["virtualHosts"]
     assert [(route["name"], target(route), "typedPerFilterConfig" in route) for route in host["routes"]] == [
-        ("grpc_key_missing", 401, True),
-        ("grpc", "edge_grpc", False),
+        *[("grpc_key_missing", 401, True), ("grpc", "edge_grpc", False)] * 2,
         ("grpc_unknown", 404, True),
         *[("http_key_missing", 401, True), ("http", "edge_http", False)] * 3,
         ("health", "edge_http", True),
         ("http_unknown", 404, True),
     ]
-    for missing in (host["routes"][0], host["routes"][3]):
+    for missing in (each for each in host["routes"] if each["name"].endswith("key_missing")):
         assert [(each["name"], each["invertMatch"]) for each in missing["match"]["headers"]] == [
             ("authorization", True),
             ("x-api-key", True),

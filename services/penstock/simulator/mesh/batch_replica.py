@@ -116,6 +116,8 @@ class SimBatchReplica:
             if each.facts.lapse(now):
                 each.facts.finish(now, "", "")
                 self._stop(each)
+        for chunk in self._held:
+            chunk.confirmed_at = now  # its store is never away
         if self._held.waiting < SPARE_LINES and now >= self._claimed_at + CLAIM_INTERVAL_S:
             self._claim()
         self._send_lines()
