@@ -1,6 +1,7 @@
 """The usage reader: runs queries in threads of their own, a few at a time, each with a limit."""
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from penstock.chassis.errors import DeadlineExceeded, FailedPrecondition, Overlo
 
 MAX_QUERIES = 4  # at a time
 MAX_QUERY_S = 60.0  # s; of one statement
+CANCEL_INTERVAL_S = 0.1
 PAGE_ROWS = 5_000  # rows of the ledger that are in memory at a time, per export
 
 
@@ -32,6 +34,7 @@ class _Job:
         self._connect, self._timeout, self._statement, self._values = connect, timeout, statement, values
         self._connection: UsageConnection | None = None
         self._is_cancelled = False
+        self._has_ended = threading.Event()
 
     def run(self) -> list[Row]:
         connection = self._connection = self._connect(self._timeout)
@@ -39,12 +42,15 @@ class _Job:
             return [] if self._is_cancelled else connection.rows(self._statement, self._values)
         finally:
             self._connection = None
+            self._has_ended.set()
             connection.close()
 
     def cancel(self) -> None:
+        """Cancel the statement until it has ended: a store ignores a cancel that arrives before its statement."""
         self._is_cancelled = True
-        if connection := self._connection:
+        while connection := self._connection:
             connection.cancel()
+            self._has_ended.wait(CANCEL_INTERVAL_S)
 
 
 @dataclass(eq=False)
