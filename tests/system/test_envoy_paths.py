@@ -78,7 +78,7 @@ async def status_of(front, path):
 def test_the_services_of_the_mesh_are_known_by_their_descriptors():
     services = {path.split("/")[1] for path in methods()}
     assert {"penstock.v1.Admin", "penstock.mesh.v1.QueueService", "grpc.health.v1.Health"} < services
-    assert set(PUBLIC_SERVICES) == {"penstock.v1.Inference"}
+    assert set(PUBLIC_SERVICES) == {"penstock.v1.Inference", "penstock.v1.Batches"}
 
 
 async def test_no_internal_method_reaches_an_edge_over_grpc(front):
