@@ -15,9 +15,8 @@ from penstock.certificates.authority import Authority
 from penstock.chassis.security.identity import TIERS
 from penstock.chassis.security.permissions import PERMISSIONS
 from penstock.local_mesh.certificates import issue_certificate, rotate_certificates
-from penstock.local_mesh.mesh import local_mesh
 from penstock.local_mesh.operator_channels import process_channel
-from penstock.local_mesh.plan import CERTIFICATES_FOLDER, MeshOptions
+from penstock.local_mesh.plan import CERTIFICATES_FOLDER
 from penstock.mesh.v1 import admission_pb2, batch_pb2, queue_pb2, responses_pb2, scheduler_pb2, worker_pb2
 from penstock.v1.stream_pb2 import Hello
 
@@ -94,14 +93,17 @@ HELLO_MISMATCH = ("PERMISSION_DENIED", "HELLO_MISMATCH")
 
 async def test_a_worker_whose_address_presents_another_workers_certificate_gets_no_start(tiny_model):
     """Worker 1 advertises the address of worker 2, as a thief of its traffic would advertise its own."""
-
-    async def misdirect(plan):
-        first, second = plan.processes_of("worker")
+    async with (
+        running_mesh(workers=2, engine="sim", model=tiny_model) as mesh,
+        stub_client(mesh) as client,
+    ):
+        first, second = mesh.plan.processes_of("worker")
+        # The edge has the card of the model already: it fetches it from one worker alone.
+        former = mesh.processes.named(first.name)
+        former.process.terminate()
+        await former.process.wait()
         moved = replace(first, environment={**first.environment, "PENSTOCK_WORKER_ADVERTISE": second.address})
-        return replace(plan, processes=tuple(moved if each is first else each for each in plan.processes))
-
-    options = MeshOptions(base_port=0, envoy=False, workers=2, engine="sim", model=tiny_model)
-    async with local_mesh(options, transform_plan=misdirect) as mesh, stub_client(mesh) as client:
+        await mesh.restart(first.name, spec=moved)
         # A lease of worker 1 is placed again until the deadline of its request.
         answers = [read_answer(client.generate(timeout=6.0, **greedy(f"prompt {each}", 8))) for each in range(12)]
         ended = await asyncio.gather(*answers, return_exceptions=True)
