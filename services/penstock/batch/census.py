@@ -1,4 +1,4 @@
-"""What the store has at present: batches by state, lines without a result, and the size of files."""
+"""Census of the store: batches by state, lines without a result, and the size of files."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

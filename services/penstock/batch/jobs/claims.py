@@ -1,4 +1,4 @@
-"""Whose chunks a replica claims next. Pure."""
+"""Policy of claims: the batches whose chunks a replica claims next. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which lines of a file have the custom_id of an earlier line, in 16 bytes of memory for each line. Pure.
+"""Repeated ids: the lines of a file with the custom_id of an earlier line, in 16 bytes of memory for each line. Pure.
 
 Ids count as equal if their digests of 88 bits are equal: among 10 million different ids, that happens once in 10**12
 files, and a file made for it harms its own batch alone. A file of more lines is looked at in parts, each of which has

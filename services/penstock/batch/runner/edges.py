@@ -24,7 +24,6 @@ class EdgeLinks:
         self._dialer = dialer
         self._peers = PeerSet(targets, self._open)
         self._links: dict[str, LineLink] = {}  # those that are up and do not drain
-        self._draining: dict[str, LineLink] = {}
         self._lines: dict[str, int] = {}
         self.on_running: Callable[[str, int], None] = lambda _edge, _number: None
         self.on_progress: Callable[[str, int, bytes], None] = lambda _edge, _number, _progress: None
@@ -64,7 +63,7 @@ class EdgeLinks:
         return True
 
     def stop(self, line: RunnableLine) -> None:
-        if link := self._links.get(line.edge) or self._draining.get(line.edge):
+        if link := self._links.get(line.edge):
             link.send(pb.RunRequest(stop=pb.StopLine(number=line.handle)))
 
     async def _open(self, address: str) -> None:
@@ -87,7 +86,6 @@ class EdgeLinks:
 
     def _lose(self, address: str) -> None:
         self._links.pop(address, None)
-        self._draining.pop(address, None)
         self._lines.pop(address, None)
         self.on_lost(address)
 
@@ -101,5 +99,4 @@ class EdgeLinks:
                 self._lines[address] = max(0, self._lines.get(address, 0) - 1)
                 self.on_ended(address, frame.ended)
             case "end":
-                if link := self._links.pop(address, None):
-                    self._draining[address] = link
+                self._links.pop(address, None)  # the edge has given its lines back, and reads no more

@@ -1,4 +1,4 @@
-"""How many lines one replica keeps in the mesh: those that run, and as many that wait as start within half a second.
+"""Window: the lines that one replica keeps in the mesh, those that run and as many that wait as start in half a second.
 
 By Little's law, a queue of `rate * wait` tickets gives each new one that wait. More would only be shed or evicted, and
 fewer would let workers be idle between two looks. Pure: `now` is in s of any clock that never steps.

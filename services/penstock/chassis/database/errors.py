@@ -1,4 +1,4 @@
-"""Why a store cannot be opened. Each ends the start of its process."""
+"""Errors at the opening of a store. Each ends the start of its process."""
 
 from penstock.chassis.config import ConfigError
 

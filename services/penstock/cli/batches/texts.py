@@ -1,4 +1,4 @@
-"""What `penstock batch` shows of a batch. Pure: `now` is in Unix s."""
+"""Texts of `penstock batch` about a batch. Pure: `now` is in Unix s."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What a line has generated: the state by which another edge continues it."""
+"""Output of a line so far: the state by which another edge continues it."""
 
 from penstock.mesh.v1.batch_pb2 import LineState
 from penstock.v1.inference_pb2 import Accepted, Delta

@@ -1,4 +1,4 @@
-"""What becomes of a line whose request failed. Pure."""
+"""Verdict on a line whose request failed. Pure."""
 
 import grpc
 
