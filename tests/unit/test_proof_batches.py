@@ -14,7 +14,7 @@ from penstock.proofs.batches.beside import WorkerUse, beside_lines
 from penstock.proofs.batches.calls import BatchCaller
 from penstock.proofs.batches.faults import MIN_KILLS, fault_sequence
 from penstock.proofs.batches.lines import PROMPTS, OutputFindings, tokens_of, write_lines
-from penstock.proofs.checks.line_charges import LineCharge, check_line_charges
+from penstock.proofs.checks.line_charges import LineCharge, check_line_charges, explain_examples
 from penstock.v1 import batches_pb2 as pb
 
 BATCH = "batch_1"
@@ -116,6 +116,12 @@ def test_answers_that_are_charged_once_over_several_requests_have_no_findings():
 def test_a_line_that_is_charged_twice_or_not_is_found(charges, expected):
     findings = charged(*charges)
     assert (findings.overcharged, findings.undercharged) == expected
+
+
+def test_a_wrong_charge_is_explained_by_the_rows_of_its_line():
+    charges = [charge(0), charge(0, output=2, at=4.0), charge(1)]
+    text = "line 0: charged (14, 7), answered (7, 5) (prompt, output tokens); rows: 7 + 5 stop at 1.000; 7 + 2 stop at"
+    assert list(explain_examples(charged(*charges), charges)) == [f"{text} 4.000"]
 
 
 def test_two_outages_come_amid_the_kills_which_have_no_end_unless_their_number_is_given():

@@ -20,7 +20,7 @@ from penstock.proofs.batches.lines import ENDPOINT, MIN_TOKENS, OutputFindings, 
 from penstock.proofs.batches.run import BatchRun
 from penstock.proofs.batches.samples import MeshSamples
 from penstock.proofs.card import CardLine, ProofCard, at_least, at_most, exactly, fault_summary, reported
-from penstock.proofs.checks.line_charges import LineChargeFindings, check_line_charges
+from penstock.proofs.checks.line_charges import LineChargeFindings, check_line_charges, explain_examples
 from penstock.proofs.testbed.fault_run import add_residue
 from penstock.proofs.testbed.kills import wait_settled
 from penstock.proofs.testbed.logs import read_line_charges
@@ -62,6 +62,7 @@ class EndedBatch:
     run: BatchRun
     output: OutputFindings
     charges: LineChargeFindings
+    examples: list[str]  # of lines with a wrong charge
 
 
 async def batch(options: BatchOptions, mesh: MeshOptions, console: Console) -> ProofCard:
@@ -101,6 +102,7 @@ async def run_batches(options: BatchOptions, mesh: MeshOptions, console: Console
     add_residue(card, residue)
     codes = {**first.output.error_codes, **second.output.error_codes}
     card.notes += [fault_summary(faulted.faults), *(f"{code}: {count} error rows" for code, count in codes.items())]
+    card.notes += [*first.examples, *second.examples]
     return card
 
 
@@ -120,10 +122,9 @@ async def _start(testbed: Testbed, caller: BatchCaller, file_id: str, name: str)
 
 def _with_charges(run: BatchRun, output: OutputFindings) -> EndedBatch:
     """The mesh must have ended, because auth locks its ledger."""
-    charges = read_line_charges(run.testbed.mesh.folder)
-    return EndedBatch(
-        run, output, check_line_charges(run.batch.id, output.prompt_tokens, output.output_tokens, charges)
-    )
+    folder = run.testbed.mesh.folder
+    findings = check_line_charges(run.batch.id, output.prompt_tokens, output.output_tokens, read_line_charges(folder))
+    return EndedBatch(run, output, findings, list(explain_examples(findings, read_line_charges(folder))))
 
 
 def void_reason(run: BatchRun, planned: int) -> str:

@@ -1,12 +1,14 @@
 """Compares the charges of a batch in auth's ledger with the answers in its output. Pure."""
 
 from array import array
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.batch.lines.line import line_id
 from penstock.proofs.checks.ledger import LOST_OUTCOME
+
+MAX_EXAMPLES = 5  # lines with a wrong charge that the findings name
 
 
 class LineCharge(NamedTuple):
@@ -29,6 +31,7 @@ class LineChargeFindings:
     undercharged: int = 0
     requests: int = 0  # for lines; a line that runs again has several
     last_start: float = 0.0  # Unix s of the last request
+    examples: dict[str, str] = field(default_factory=dict)  # answer ids of lines with a wrong charge, and what is wrong
 
 
 def check_line_charges(
@@ -54,4 +57,20 @@ def check_line_charges(
         answered = prompt_tokens[number], output_tokens[number]
         findings.overcharged += charged[0] > answered[0] or charged[1] > answered[1]
         findings.undercharged += charged[0] < answered[0] or charged[1] < answered[1]
+        if charged != answered and len(findings.examples) < MAX_EXAMPLES:
+            findings.examples[line_id(batch_id, number)] = f"line {number}: charged {charged}, answered {answered}"
     return findings
+
+
+def explain_examples(findings: LineChargeFindings, charges: Iterable[LineCharge]) -> Iterator[str]:
+    """Yield a text for each example of a wrong charge, with the rows that the ledger has for it."""
+    rows: dict[str, list[LineCharge]] = {answer_id: [] for answer_id in findings.examples}
+    for each in charges if rows else ():
+        if each.answer_id in rows:
+            rows[each.answer_id].append(each)
+    for answer_id, reason in findings.examples.items():
+        found = "; ".join(
+            f"{each.prompt_tokens} + {each.output_tokens} {each.outcome} at {each.reserved_at:.3f}"
+            for each in rows[answer_id]
+        )
+        yield f"{reason} (prompt, output tokens); rows: {found or 'none'}"
