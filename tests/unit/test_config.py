@@ -111,6 +111,20 @@ def test_a_setting_of_the_fleet_applies_unless_the_tier_has_its_own():
     assert load(GateConfig, "gate", own).otlp_endpoint == ""
 
 
+def test_a_region_of_the_fleet_applies_to_every_tier_that_does_not_name_another():
+    fleet = {"PENSTOCK_REGION": "eu-west-1"}
+    assert load(GateConfig, "gate", fleet).region == "eu-west-1"
+    assert load(GateConfig, "gate", fleet | {"PENSTOCK_GATE_REGION": "us"}).region == "us"
+    assert load(GateConfig, "gate", {}).region == ""
+
+
+@pytest.mark.parametrize("name", ["EU", "-eu", "eu-", "e u", "eu.west", "eu,us", "eu=1", "eu\n", "é", "a" * 64])
+def test_a_region_that_cannot_name_one_is_rejected_by_its_variable(name):
+    with pytest.raises(ConfigError, match="PENSTOCK_GATE_REGION"):
+        load(GateConfig, "gate", {"PENSTOCK_REGION": name})
+    assert load(GateConfig, "gate", {"PENSTOCK_REGION": "a" * 63}).region == "a" * 63
+
+
 def test_described_settings_load_as_the_same():
     config = gate(DEPTH="7", IS_OPEN="yes", PEERS="a:1,b:2", LIMIT="3", COLOUR="blue", OTLP_ENDPOINT="http://x:1")
     environ = dict(line.split("=", 1) for line in describe(config, "gate").splitlines())

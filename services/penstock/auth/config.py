@@ -10,8 +10,6 @@ from penstock.auth.store.roll_up import MIN_LEDGER_ROWS
 from penstock.chassis.config import ServiceConfig, setting
 from penstock.chassis.database.location import StoreLocation, parse_location, without_password
 
-MAX_REGION_CHARS = 63
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuthConfig(ServiceConfig):
@@ -68,11 +66,6 @@ class AuthConfig(ServiceConfig):
         "Most bytes of one tenant's stored responses, each with 512 bytes beside its sealed parts. A response that is"
         " stored is completed beyond it. 0: no tenant stores any.",
         unit="bytes",
-    )
-    region: str = setting(
-        "",
-        "Region of this process, at most 63 characters. Each row of the ledger has it, and usage is kept by region.",
-        fleet="PENSTOCK_REGION",
     )
     batch_price_percent: int = setting(
         50,
@@ -178,8 +171,6 @@ class AuthConfig(ServiceConfig):
             raise ValueError("response_bytes_per_tenant must be 0 to 2**62 - 1")
         if self.ledger_max_rows < MIN_LEDGER_ROWS:
             raise ValueError(f"ledger_max_rows must be at least {MIN_LEDGER_ROWS}, which a restart reads")
-        if len(self.region) > MAX_REGION_CHARS or not self.region.isprintable():
-            raise ValueError(f"region must have at most {MAX_REGION_CHARS} printable characters")
         if not 0 <= self.token_leeway <= 300:
             raise ValueError("token_leeway must be 0 to 300 s")
         if not 0 < self.jwks_refresh_interval <= self.jwks_max_age:

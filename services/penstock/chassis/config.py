@@ -6,6 +6,7 @@ An unknown variable of the tier or a value that does not parse stops the start; 
 import dataclasses
 import math
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 Config = TypeVar("Config", bound="ServiceConfig")
+
+_REGION = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class ConfigError(Exception):
@@ -79,6 +82,12 @@ class ServiceConfig:
         "Zone of this process. A request prefers workers in the zone of its edge. Empty: unknown.",
         fleet="PENSTOCK_ZONE",
     )
+    region: str = setting(
+        "",
+        "Region of this process: at most 63 lower-case letters, digits and inner hyphens. Empty: the mesh is the only"
+        " region.",
+        fleet="PENSTOCK_REGION",
+    )
     admin_listen: str = setting(
         "",
         "Address of operators' services: Admin, channelz and reflection. unix:PATH admits this user. host:port requires"
@@ -131,6 +140,8 @@ class ServiceConfig:
 
     def __post_init__(self) -> None:
         check_address("listen", self.listen)
+        if self.region:
+            check_region("region", self.region)
         self._check_tls()
         for name in ("metrics_listen", "admin_listen", "health_listen"):
             if getattr(self, name):
@@ -154,6 +165,14 @@ def check_address(name: str, value: str) -> None:
     if value.startswith("unix:") or (host and colon and port.isdecimal() and int(port) < 2**16):
         return
     raise ValueError(f"{name} must be host:port, not {value!r}")
+
+
+def check_region(name: str, value: str) -> None:
+    """Raise ValueError unless `value` can name a region: a DNS label in lower case."""
+    if not _REGION.fullmatch(value):
+        raise ValueError(
+            f"{name} must have at most 63 lower-case letters, digits and inner hyphens, which {value!r} has not"
+        )
 
 
 def variable_prefix(tier: str) -> str:
