@@ -6,13 +6,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from penstock.local_mesh.plan import MeshOptions, plan_mesh
-from penstock.proofs.testbed.tcp_relays import CLIENTS, CutDirection, RelayEnds, TcpRelay, TcpRelays
+from penstock.local_mesh.tcp_relay import CHUNK_BYTES, LINE_BYTES, CutDirection, DelayLine, RelayEnds, TcpRelay
+from penstock.proofs.testbed.tcp_relays import CLIENTS, TcpRelays
 
 TIMEOUT_S = 5.0
 
 
 @asynccontextmanager
-async def echo_behind_relay():
+async def echo_behind_relay(delay_s=0.0):
     """A server that answers each line with itself, its count of lines, and a connection to it over a relay."""
     received = []
 
@@ -25,7 +26,7 @@ async def echo_behind_relay():
 
     async with await asyncio.start_server(echo, "127.0.0.1", 0) as far:
         host, port = far.sockets[0].getsockname()
-        relay = TcpRelay(RelayEnds("clients", "edge-1"), f"{host}:{port}")
+        relay = TcpRelay(RelayEnds("clients", "edge-1"), f"{host}:{port}", delay_s=delay_s)
         async with relay.listening(), connection(relay) as ends:
             yield relay, ends, received
 
@@ -100,6 +101,46 @@ async def test_a_connection_over_a_cut_relay_is_open_and_silent():
             assert received == []
             relay.restore()
             assert await next_line(reader) == b"a\n"
+
+
+async def test_a_relay_with_a_delay_forwards_every_byte_in_order_and_not_before_it_is_due():
+    async with echo_behind_relay(delay_s=0.05) as (_, (reader, writer), received):
+        sent_at = asyncio.get_running_loop().time()
+        lines = [b"%d\n" % number for number in range(3)]
+        for line in lines:
+            writer.write(line)
+            await asyncio.sleep(0)
+        assert [await next_line(reader) for _ in lines] == lines
+        assert asyncio.get_running_loop().time() - sent_at >= 0.099, "there and back"
+        assert received == lines
+
+
+async def test_a_process_that_dies_behind_a_relay_ends_the_connection():
+    async def reset(reader, writer):
+        await reader.read(1)  # unread bytes make the close a reset
+        writer.transport.abort()
+
+    async with await asyncio.start_server(reset, "127.0.0.1", 0) as far:
+        host, port = far.sockets[0].getsockname()
+        relay = TcpRelay(RelayEnds("clients", "edge-1"), f"{host}:{port}")
+        async with relay.listening(), connection(relay) as (reader, writer):
+            writer.write(b"a" * CHUNK_BYTES)
+            assert await next_line(reader) == b""
+
+
+def test_a_delay_line_holds_each_chunk_until_it_is_due_and_no_more_than_its_capacity():
+    line = DelayLine(0.02)
+    assert line.is_empty
+    line.push(b"a", 1.0)
+    line.push(b"bc", 1.015)
+    assert (line.wait_s(1.0), line.wait_s(1.5)) == (pytest.approx(0.02), 0.0)
+    assert (line.pop(), line.held_bytes, line.wait_s(1.02)) == (b"a", 2, pytest.approx(0.015))
+    assert not line.is_full
+    line.push(b"x" * LINE_BYTES, 1.0)
+    assert line.is_full
+    line.pop(), line.pop()
+    assert line.is_empty
+    assert not line.is_full
 
 
 async def test_every_connection_of_a_mesh_uses_a_relay(tmp_path):
