@@ -11,7 +11,8 @@ from paths import REPO
 from penstock.chassis.channels import channel
 from penstock.cli.batches.calls import open_calls
 from penstock.cli.batches.texts import has_ended
-from penstock.local_mesh.mesh import LocalMesh, local_mesh
+from penstock.local_mesh.launch import local_mesh
+from penstock.local_mesh.mesh import LocalMesh
 from penstock.local_mesh.operator_channels import operator_channel
 from penstock.local_mesh.plan import FIGURES_ZERO_AT_REST, MeshOptions
 from penstock.v1 import batches_pb2 as pb

@@ -14,9 +14,9 @@ from mesh_identities import OUR_RPCS, Identities, Rpc, is_refused
 from penstock.certificates.authority import Authority
 from penstock.chassis.security.identity import TIERS
 from penstock.chassis.security.permissions import PERMISSIONS
-from penstock.local_mesh.certificates import issue_certificate, rotate_certificates
+from penstock.local_mesh.certificates import rotate_certificates
 from penstock.local_mesh.operator_channels import process_channel
-from penstock.local_mesh.plan import CERTIFICATES_FOLDER
+from penstock.local_mesh.paths import CERTIFICATES_FOLDER
 from penstock.mesh.v1 import admission_pb2, batch_pb2, queue_pb2, responses_pb2, scheduler_pb2, worker_pb2
 from penstock.v1.stream_pb2 import Hello
 
@@ -152,5 +152,5 @@ def loads(mesh, spec):
 
 
 def test_a_key_is_readable_by_its_owner_alone(tmp_path):
-    issue_certificate(tmp_path, Authority.create(), "queue-1", "queue")
+    Authority.create().issue_to(tmp_path, "queue-1", "queue", "queue-1")
     assert (tmp_path / "queue-1.key").stat().st_mode & 0o077 == 0

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from mesh import greedy, read_answer, stub_client, wait_at_rest, wait_for_figures
-from penstock.local_mesh.mesh import local_mesh
+from penstock.local_mesh.launch import local_mesh
 from penstock.local_mesh.plan import MeshOptions, plan_mesh
 from penstock.proofs.live.kill import KillOptions, kill
 from penstock.proofs.testbed.releases import mix_releases, run_release

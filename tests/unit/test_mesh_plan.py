@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from penstock.chassis.operators.unix_socket import is_path_short
-from penstock.local_mesh.mesh import socket_folder
-from penstock.local_mesh.plan import MeshOptions, admin_socket, plan_mesh
+from penstock.local_mesh.launch import socket_folder
+from penstock.local_mesh.paths import admin_socket
+from penstock.local_mesh.plan import MeshOptions, plan_mesh
+from penstock.local_mesh.regions import check_names
 
 
 def plan_of(**options):
@@ -173,3 +175,34 @@ def test_edges_that_share_a_port_have_the_addresses_of_the_first_and_sockets_of_
     assert [each.environment["PENSTOCK_EDGE_HEALTH_LISTEN"] for each in edges] == [each.health for each in edges]
     (routing,) = plan.processes_of("routing")
     assert routing.environment["PENSTOCK_ROUTING_EDGES"] == "127.0.0.1:7008/127.0.0.1:7088"
+
+
+def test_every_process_of_a_region_has_its_name_and_an_instance_that_no_other_region_has():
+    eu, us = (plan_of(region=name, batches=1) for name in ("eu", "us"))
+    for spec in eu.processes:
+        expected = None if spec.tier == "envoy" else "eu"
+        assert spec.environment.get("PENSTOCK_REGION") == expected, spec.name
+    assert not {each.instance_id for each in eu.processes} & {each.instance_id for each in us.processes}
+    assert [each.name for each in eu.processes] == [each.name for each in us.processes]
+
+
+def test_a_mesh_without_a_region_sets_none_and_names_instances_after_processes():
+    for spec in plan_of().processes:
+        assert "PENSTOCK_REGION" not in spec.environment
+        assert spec.instance_id == spec.name
+
+
+@pytest.mark.parametrize(
+    ("names", "error"),
+    [
+        ([], "1 to 4 different regions"),
+        (["a", "b", "c", "d", "e"], "1 to 4 different regions"),
+        (["eu", "eu"], "1 to 4 different regions"),
+        (["eu", "US"], "lower-case"),
+        (["eu", "a" * 33], "at most 32 characters"),
+    ],
+)
+def test_names_of_regions_are_few_different_and_short(names, error):
+    check_names(["eu", "us-west-1", "ap", "a" * 32])
+    with pytest.raises(ValueError, match=error):
+        check_names(names)

@@ -14,7 +14,8 @@ from rich.live import Live
 from rich.markup import escape
 
 from penstock.cli.tables import mesh_table, stderr_console, stdout_console
-from penstock.local_mesh.mesh import LocalMesh, local_mesh
+from penstock.local_mesh.launch import local_mesh
+from penstock.local_mesh.mesh import LocalMesh
 from penstock.local_mesh.plan import MeshOptions
 
 

@@ -4,23 +4,27 @@ from datetime import timedelta
 from pathlib import Path
 
 from penstock.certificates.authority import Authority
-from penstock.local_mesh.plan import CERTIFICATES_FOLDER, OPERATOR, TRUST_DOMAIN, MeshPlan, secrets_folder
+from penstock.local_mesh.paths import CERTIFICATES_FOLDER, secrets_folder
+from penstock.local_mesh.plan import OPERATOR, TRUST_DOMAIN, MeshPlan, ProcessSpec
 from penstock.routing.secrets import secret_files
 
 VALIDITY = timedelta(days=30)
 
 
-def make_certificates(plan: MeshPlan, folder: Path) -> None:
+def new_authority() -> Authority:
+    return Authority.create(TRUST_DOMAIN, valid=VALIDITY)
+
+
+def make_certificates(plan: MeshPlan, folder: Path, authority: Authority) -> None:
     """Write the certificates that `plan` names. The authority's key is kept beside them, to issue further ones."""
     certificates = folder / CERTIFICATES_FOLDER
     certificates.mkdir(mode=0o700)
-    authority = Authority.create(TRUST_DOMAIN, valid=VALIDITY)
     authority.save(certificates)
     for spec in plan.processes:
-        issue_certificate(certificates, authority, spec.name, spec.tier)
+        _issue_certificate(certificates, authority, spec)
         if spec.tier == "envoy":
             _write_secrets(folder, spec.name)
-    issue_certificate(certificates, authority, OPERATOR, OPERATOR)
+    authority.issue_to(certificates, OPERATOR, OPERATOR, OPERATOR, valid=VALIDITY)
 
 
 def rotate_certificates(plan: MeshPlan, folder: Path) -> None:
@@ -28,11 +32,11 @@ def rotate_certificates(plan: MeshPlan, folder: Path) -> None:
     certificates = folder / CERTIFICATES_FOLDER
     authority = Authority.load(certificates)
     for spec in plan.processes:
-        issue_certificate(certificates, authority, spec.name, spec.tier)
+        _issue_certificate(certificates, authority, spec)
 
 
-def issue_certificate(certificates: Path, authority: Authority, name: str, tier: str) -> None:
-    authority.issue_to(certificates, name, tier, name, valid=VALIDITY)
+def _issue_certificate(certificates: Path, authority: Authority, spec: ProcessSpec) -> None:
+    authority.issue_to(certificates, spec.name, spec.tier, spec.instance_id, valid=VALIDITY)
 
 
 def _write_secrets(folder: Path, envoy: str) -> None:

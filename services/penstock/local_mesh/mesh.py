@@ -1,36 +1,16 @@
 """Starts a mesh of local processes, waits until it serves, and drains it."""
 
 import asyncio
-import base64
 import json
 import os
-import secrets
-import shutil
-import sys
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from penstock.auth.identity.keys import key_id_of
 from penstock.chassis.channels import channel
-from penstock.chassis.config import ConfigError
-from penstock.chassis.operators.unix_socket import is_path_short
-from penstock.edge.stored.cipher import KEY_BYTES
-from penstock.local_mesh.certificates import make_certificates
 from penstock.local_mesh.operator_channels import process_channel
-from penstock.local_mesh.plan import (
-    MeshOptions,
-    MeshPlan,
-    ProcessSpec,
-    admin_socket,
-    check_model,
-    plan_mesh,
-    secrets_folder,
-)
-from penstock.local_mesh.ports import check_ports, reserved_base_port
+from penstock.local_mesh.paths import secrets_folder
+from penstock.local_mesh.plan import MeshOptions, MeshPlan, ProcessSpec
 from penstock.local_mesh.postgres import LocalPostgres
 from penstock.local_mesh.processes import (
     POLL_INTERVAL_S,
@@ -42,21 +22,18 @@ from penstock.local_mesh.processes import (
     wait_listening,
     wait_serving,
 )
-from penstock.local_mesh.state import MeshState, ProcessState, state_folder, state_path, write_state
+from penstock.local_mesh.state import MeshState, ProcessState
 from penstock.routing.bootstrap import bootstrap
 from penstock.v1.inference_pb2 import ListModelsRequest
 from penstock.v1.inference_pb2_grpc import InferenceStub
 
 START_TIMEOUT_S = 120.0  # s; enough for a cold disk and a model of some gigabytes
-LONGEST_NAME = "scheduler-4"  # of a process
-SHORT_TEMPORARY_FOLDER = "/tmp"  # noqa: S108  # TMPDIR may be as long as the folder of the mesh
 
 # Envoy first, so that no new request enters; batch before the edges that run its lines; auth last, so that it receives
 # every settlement.
 DRAIN_ORDER = (("envoy",), ("batch",), ("edge",), ("queue", "scheduler", "routing"), ("worker",), ("auth",))
 
 ProcessStatusFn = Callable[[str, str], None]  # process name and its new status
-TransformPlan = Callable[[MeshPlan], Awaitable[MeshPlan]]
 
 
 class LocalMesh:
@@ -88,6 +65,7 @@ class LocalMesh:
             api_key=self.api_key,
             model=self.options.model,
             log_folder=str(self.folder),
+            region=self.options.region,
             processes=tuple(_process_state(child) for child in self.processes.children if child.is_alive),
         )
 
@@ -101,6 +79,20 @@ class LocalMesh:
                 self._write_bootstrap(spec)
             await self.processes.start(spec)
             on_status(spec.name, "starting")
+        await self._wait_started(on_status)
+
+    async def kill(self) -> None:
+        """Kill every process at once. A PostgreSQL server of the mesh goes on."""
+        await self.processes.kill_all()
+
+    async def restart_all(self, on_status: ProcessStatusFn = lambda _name, _what: None) -> None:
+        """Restart all processes after every one has exited; wait and raise as `start` does."""
+        for spec in self.plan.processes:
+            await self.processes.restart(spec.name)
+            on_status(spec.name, "restarting")
+        await self._wait_started(on_status)
+
+    async def _wait_started(self, on_status: ProcessStatusFn) -> None:
         waiting = {spec.name for spec in self.plan.processes}
 
         def on_healthy(name: str, what: str) -> None:
@@ -188,8 +180,10 @@ class LocalMesh:
     def _write_bootstrap(self, spec: ProcessSpec) -> None:
         routing = self.plan.processes_of("routing")[self.plan.processes_of("envoy").index(spec)]
         secrets = "" if self.options.insecure else str(secrets_folder(self.folder, spec.name))
-        text = json.dumps(bootstrap(routing.address, spec.admin, f"{spec.name}-local", secrets=secrets), indent=1)
-        (self.folder / f"{spec.name}.json").write_text(text)
+        content = bootstrap(
+            routing.address, spec.admin, f"{spec.name}-local", region=self.options.region, secrets=secrets
+        )
+        (self.folder / f"{spec.name}.json").write_text(json.dumps(content, indent=1))
 
     async def drain(self, on_status: ProcessStatusFn) -> list[ChildProcess]:
         """Stop tier by tier, each with its drain grace; return the processes that had to be killed."""
@@ -213,96 +207,5 @@ def _process_state(child: ChildProcess) -> ProcessState:
         metrics=spec.metrics,
         is_mutual=spec.is_mutual,
         admin=spec.admin_target,
+        instance_id=spec.instance_id,
     )
-
-
-def _make_empty(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier mesh; a running one would use these ports
-    folder.mkdir(mode=0o700)
-
-
-@contextmanager
-def socket_folder(folder: Path) -> Iterator[Path]:
-    """Yield the folder of the Admin sockets: `folder`, or a private one for the block if its path is too long."""
-    if is_path_short(admin_socket(folder, LONGEST_NAME)):
-        yield folder
-        return
-    with tempfile.TemporaryDirectory(prefix="penstock-", dir=SHORT_TEMPORARY_FOLDER) as short:
-        yield Path(short)
-
-
-def _api_key() -> str:
-    """Return PENSTOCK_API_KEY or a new key; raises ConfigError if the given key is invalid."""
-    given = os.environ.get("PENSTOCK_API_KEY", "")
-    if given and not key_id_of(given):
-        message = "PENSTOCK_API_KEY must have the form pk_ID_SECRET with at least 22 letters and digits; or unset it"
-        raise ConfigError(message)
-    return given or f"pk_dev_{secrets.token_hex(16)}"
-
-
-def envoy_program() -> str | None:
-    """Return the path of `envoy` beside this Python (from its wheel) or on PATH; None if it is not installed."""
-    candidate = Path(sys.executable).with_name("envoy")
-    return str(candidate) if candidate.exists() else shutil.which("envoy")
-
-
-def _ignore_status(_name: str, _what: str) -> None: ...
-
-
-@asynccontextmanager
-async def local_mesh(
-    options: MeshOptions, on_status: ProcessStatusFn = _ignore_status, *, transform_plan: TransformPlan | None = None
-) -> AsyncIterator[LocalMesh]:
-    """Run a mesh for the duration of the block. `base_port` 0 chooses free ports; `transform_plan` changes the plan.
-
-    Raises ConfigError if the model is not installed, OSError if a port is in use, and ChildFailedError or TimeoutError
-    if the mesh does not start. Every process has ended after the block, on every path.
-    """
-    with ExitStack() as stack:
-        if options.base_port == 0:
-            options = replace(options, base_port=stack.enter_context(reserved_base_port()))
-        folder = state_folder() / f"mesh-{options.base_port}"
-        sockets = stack.enter_context(socket_folder(folder))
-        async with _mesh_in(options, folder, sockets, on_status, transform_plan) as mesh:
-            yield mesh
-
-
-@asynccontextmanager
-async def _mesh_in(
-    options: MeshOptions,
-    folder: Path,
-    sockets: Path,
-    on_status: ProcessStatusFn,
-    transform_plan: TransformPlan | None,
-) -> AsyncIterator[LocalMesh]:
-    api_key, cores = _api_key(), os.cpu_count() or 1
-    postgres = LocalPostgres(folder) if options.store == "postgres" else None
-    store = postgres.url() if postgres else ""
-    plan = plan_mesh(
-        options,
-        folder,
-        api_key,
-        envoy=envoy_program(),
-        cores=cores,
-        sockets=sockets,
-        store=store,
-        response_keys=f"local:{base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()}",  # the store is new, too
-    )
-    check_model(options.model)
-    check_ports(plan)
-    _make_empty(folder)
-    if not options.insecure:
-        make_certificates(plan, folder)
-    plan = await transform_plan(plan) if transform_plan else plan
-    mesh = LocalMesh(options, plan, folder, api_key, postgres)
-    with postgres.running() if postgres else nullcontext():
-        try:
-            await mesh.start(on_status)
-            write_state(mesh.state())
-            yield mesh
-            await mesh.drain(on_status)
-            if postgres:
-                postgres.export_ledger()
-        finally:
-            state_path(options.base_port).unlink(missing_ok=True)
-            await mesh.processes.kill_all()

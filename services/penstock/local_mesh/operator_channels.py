@@ -20,7 +20,8 @@ from penstock.chassis.security.certificates import (
 from penstock.chassis.security.channels import mutual_channel
 from penstock.chassis.security.identity import IdentityInvalid, identity_of_names, server_name
 from penstock.chassis.security.process import is_loopback_address
-from penstock.local_mesh.plan import OPERATOR, ProcessSpec, certificate_paths
+from penstock.local_mesh.paths import certificate_paths
+from penstock.local_mesh.plan import OPERATOR, ProcessSpec
 from penstock.local_mesh.state import MeshState, ProcessState, running_meshes
 
 CONNECT_TIMEOUT_S = 2.0
@@ -31,7 +32,7 @@ def process_channel(spec: ProcessSpec, folder: Path) -> grpc.aio.Channel:
     if spec.health or not spec.is_mutual:
         return channel(spec.health or spec.address)
     certificates = load_certificates(certificate_paths(folder, OPERATOR))
-    return mutual_channel(spec.address, certificates, server_name(spec.tier, spec.name))
+    return mutual_channel(spec.address, certificates, server_name(spec.tier, spec.instance_id))
 
 
 @asynccontextmanager
@@ -53,7 +54,7 @@ async def _open(address: str) -> grpc.aio.Channel:
         if not process.is_mutual:
             return channel(address)
         certificates = load_certificates(certificate_paths(Path(state.log_folder), OPERATOR))
-        return mutual_channel(address, certificates, server_name(process.tier, process.name))
+        return mutual_channel(address, certificates, server_name(process.tier, process.instance_id or process.name))
     paths = _paths_from_environment()
     if paths is None or address.startswith("unix:"):
         return channel(address)

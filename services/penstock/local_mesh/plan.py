@@ -6,15 +6,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.chassis.config import ConfigError
-from penstock.chassis.security.certificates import CertificatePaths
+from penstock.local_mesh.paths import admin_socket, certificate_paths, health_socket, secrets_folder
 from penstock.worker.engine.loaders import ModelUnsupported, locate_model
 
 BASE_PORT = 7000
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 REPLICA_PORT_STEP = 10  # between the ports of two replicas
 BATCH_PORT = 7029
+REGION_DOOR_PORT = 8082  # of the first Envoy, for other regions
+REGION_LINK_PORT = 8083  # of the relay to the first other region; the next one is a replica step above
 METRICS_PORT_OFFSET = 200  # from the gRPC port of a tier to that of its /metrics
-CERTIFICATES_FOLDER = "certs"
 OPERATOR = "operator"  # name of the certificate of the commands that manage a mesh
 TRUST_DOMAIN = "penstock.local"
 # Figures of a snapshot that are 0 soon after the last request, by tier. A shard's `running` is not among them: if the
@@ -50,6 +51,8 @@ class MeshOptions:
     store: str = "sqlite"  # of auth and batch: sqlite, or postgres for a server of this mesh
     settings: tuple[str, ...] = ()  # PENSTOCK_<TIER>_<NAME>=VALUE
     insecure: bool = False  # plaintext between the processes, for comparison
+    region: str = ""  # of every process; empty: the mesh is the only region
+    other_regions: tuple[str, ...] = ()  # NAME=HOST:PORT, where processes of this region reach the door of another one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,12 @@ class ProcessSpec:
     health: str = ""  # address of its probes' listener, in plaintext; empty: health on `address`
     proxy_doors: tuple[str, ...] = ()  # host:port for proxies: gRPC and HTTP
     is_mutual: bool = False  # whether `address` requires a certificate
+    region: str = ""
+
+    @property
+    def instance_id(self) -> str:
+        """The instance of its certificate, which no process of another region has."""
+        return f"{self.region}-{self.name}" if self.region else self.name
 
     @property
     def admin_address(self) -> str:
@@ -93,15 +102,9 @@ class MeshPlan:
         return [each for each in self.processes if each.tier == tier]
 
 
-def certificate_paths(folder: Path, name: str) -> CertificatePaths:
-    """Return the files of the process `name` of the mesh in `folder`."""
-    certificates = folder / CERTIFICATES_FOLDER
-    return CertificatePaths(certificates / f"{name}.pem", certificates / f"{name}.key", certificates / "ca.pem")
-
-
-def secrets_folder(folder: Path, envoy: str) -> Path:
-    """Return the folder of the secrets of one Envoy."""
-    return folder / CERTIFICATES_FOLDER / f"{envoy}.secrets"
+def local_address(base_port: int, port: int, replica: int = 0) -> str:
+    """Return host:port of a replica; `port` is that of the first one in a mesh at the default base port."""
+    return f"127.0.0.1:{port - BASE_PORT + base_port + replica * REPLICA_PORT_STEP}"
 
 
 def check_model(model: str) -> None:
@@ -161,7 +164,7 @@ class _Planner:
         self.has_envoy = False
 
     def address(self, port: int, replica: int = 0) -> str:
-        return f"127.0.0.1:{port - BASE_PORT + self.options.base_port + replica * REPLICA_PORT_STEP}"
+        return local_address(self.options.base_port, port, replica)
 
     def addresses(self, port: int, count: int) -> str:
         return ",".join(self.address(port, replica) for replica in range(count))
@@ -251,8 +254,14 @@ class _Planner:
     def envoy(self, program: str, replica: int) -> ProcessSpec:
         name = self.name("envoy", replica)
         argv = (program, "-c", str(self.folder / f"{name}.json"), "--concurrency", "1", "--disable-hot-restart")
-        address, admin = self.address(8080, replica), self.address(8081, replica)
-        return ProcessSpec(name=name, tier="envoy", argv=(*argv, "-l", "warning"), address=address, admin=admin)
+        return ProcessSpec(
+            name=name,
+            tier="envoy",
+            argv=(*argv, "-l", "warning"),
+            address=self.address(8080, replica),
+            admin=self.address(8081, replica),
+            region=self.options.region,
+        )
 
     def name(self, tier: str, replica: int) -> str:
         """Return the name of a process, with a number if there may be several of its tier."""
@@ -279,14 +288,19 @@ class _Planner:
             name=name,
             tier=tier,
             argv=(sys.executable, "-m", f"penstock.{tier}"),
-            environment={**self.tls_settings(name), **environment},
+            environment={**self.tls_settings(name), **self.region_settings(), **environment},
             address=listen,
             http=http,
             metrics=environment.get(f"PENSTOCK_{tier.upper()}_METRICS_LISTEN", ""),
             proxy_doors=self.proxy_doors(replica) if tier == "edge" else (),
             is_mutual=not self.options.insecure and tier != "edge",  # an edge's own address is for clients
             admin_target=environment.get(f"PENSTOCK_{tier.upper()}_ADMIN_LISTEN", ""),
+            region=self.options.region,
         )
+
+    def region_settings(self) -> dict[str, str]:
+        """Return the settings of all tiers that name the region, or none."""
+        return {"PENSTOCK_REGION": self.options.region} if self.options.region else {}
 
     def tls_settings(self, name: str) -> dict[str, str]:
         """Return the settings of all tiers that name a process's certificate, or none."""
@@ -294,13 +308,3 @@ class _Planner:
         files = {"CERTIFICATE": paths.certificate, "KEY": paths.key, "CA": paths.authorities}
         chosen = {f"PENSTOCK_TLS_{each}": "" if self.options.insecure else str(path) for each, path in files.items()}
         return {**chosen, "PENSTOCK_TRUST_DOMAIN": TRUST_DOMAIN, "PENSTOCK_INSECURE": str(self.options.insecure)}
-
-
-def health_socket(folder: Path, name: str) -> Path:
-    """Return the path of the socket for probes of a process that shares its address."""
-    return folder / f"{name}.health"
-
-
-def admin_socket(folder: Path, name: str) -> Path:
-    """Return the path of a process's Admin socket."""
-    return folder / f"{name}.admin"

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 from penstock.local_mesh.plan import BASE_PORT, MeshPlan, ProcessSpec
 
-PORT_SPAN = 1_200  # from port 7000 to Envoy's 8081, with replicas
+PORT_SPAN = 1_200  # from port 7000 to Envoy's 8081 and the links of a region, with replicas
 # Below the ports that Linux gives to outgoing connections by default (ip_local_port_range, 32768-60999): such a
 # connection can take a port of a mesh while it starts.
 BASE_PORTS = range(9 * PORT_SPAN, 32_768 - PORT_SPAN + 1, PORT_SPAN)
-_FIRST_PORTS = (7001, 7002, 7003, 7004, 7005, 7006, 7007, 7008, 7029, *range(7201, 7207), 7229, 7080, 7088, 8080, 8081)
+_FIRST_PORTS = (*range(7001, 7009), 7029, *range(7201, 7207), 7229, 7080, 7088, *range(8080, 8084))
 PLANNED_PORTS = [port + 10 * replica for port in _FIRST_PORTS for replica in range(4)]
 
 

@@ -22,6 +22,7 @@ class ProcessState:
     metrics: str = ""  # host:port of its /metrics; empty: none, as in a previous release
     admin: str = ""  # address of its Admin service; empty: `address`, as in a previous release
     is_mutual: bool = False  # whether `address` requires a certificate, such as that of the mesh's operator
+    instance_id: str = ""  # of its certificate; empty: `name`, as in a previous release
 
     @property
     def admin_address(self) -> str:
@@ -41,6 +42,7 @@ class MeshState:
     model: str
     log_folder: str
     processes: tuple[ProcessState, ...]
+    region: str = ""  # empty: the mesh is the only region
 
     def to_json(self) -> bytes:
         return orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2)

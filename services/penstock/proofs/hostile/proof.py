@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from rich.console import Console
 
 from penstock.chassis.lifecycle import background
-from penstock.local_mesh.mesh import envoy_program
+from penstock.local_mesh.launch import envoy_program
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import ProofCard
 from penstock.proofs.hostile.attacker import Attacker, AttackOrder, open_attacker

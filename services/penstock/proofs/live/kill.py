@@ -17,7 +17,7 @@ from rich.console import Console
 
 from penstock.bench.load import BenchRequest
 from penstock.bench.transcript import TokenTranscript, check_transcripts
-from penstock.local_mesh.mesh import envoy_program
+from penstock.local_mesh.launch import envoy_program
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import CardLine, ProofCard, fault_summary, pause_lines, reported, tier_pause_lines
 from penstock.proofs.checks.interrupted_calls import (

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.chassis.config import ConfigError
-from penstock.local_mesh.mesh import TransformPlan
+from penstock.local_mesh.launch import TransformPlan
 from penstock.local_mesh.plan import MeshPlan, ProcessSpec
 
 REPLICATED_TIERS = ("edge", "queue", "scheduler", "worker", "routing")

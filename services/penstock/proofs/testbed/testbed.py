@@ -13,7 +13,8 @@ from rich.console import Console
 from penstock.bench.drivers.grpc import GrpcDriver
 from penstock.bench.progress import ProgressFn, progress_reporter
 from penstock.client import Client
-from penstock.local_mesh.mesh import LocalMesh, TransformPlan, local_mesh
+from penstock.local_mesh.launch import TransformPlan, local_mesh
+from penstock.local_mesh.mesh import LocalMesh
 from penstock.local_mesh.operator_channels import operator_channel
 from penstock.local_mesh.plan import FIGURES_ZERO_AT_REST, MeshOptions
 from penstock.proofs.testbed.load import ClosedLoopLoad
