@@ -78,3 +78,18 @@ def test_a_number_out_of_range_is_rejected_with_its_option(arguments):
     result = CliRunner().invoke(cli, arguments)
     assert result.exit_code == 2
     assert f"Invalid value for '{arguments[-2]}'" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--regions", "eu,eu"], "name 1 to 4 different regions"),
+        (["--regions", "eu,US"], "lower-case letters"),
+        (["--regions", "eu,us", "--base-port", "64000"], "1200 apart: choose a lower --base-port"),
+        (["--region-delay", "-1"], "is not in the range"),
+    ],
+)
+def test_regions_that_cannot_run_are_rejected_before_a_process_starts(arguments, message):
+    result = CliRunner().invoke(cli, ["up", *arguments])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())

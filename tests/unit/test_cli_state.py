@@ -18,7 +18,7 @@ def _own_state(monkeypatch, tmp_path):
     monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
 
 
-def note(base_port, pid=None, admin=""):
+def note(base_port, pid=None, admin="", region=""):
     address = f"127.0.0.1:{base_port + 5}"
     worker = ProcessState(name="worker-2", tier="worker", pid=1, address=address, http="", admin=admin)
     return MeshState(
@@ -31,6 +31,7 @@ def note(base_port, pid=None, admin=""):
         model="m",
         log_folder="",
         processes=(worker,),
+        region=region,
     )
 
 
@@ -46,7 +47,7 @@ def test_a_process_is_administered_at_its_admin_address_by_any_of_its_names():
     for tier, target in (("worker-2", ""), ("worker", ""), ("worker", "127.0.0.1:39605")):
         assert find_tier(tier, target) == "unix:/run/worker-2.admin"
     assert find_tier("worker", "127.0.0.1:7005") == "127.0.0.1:7005"
-    assert find_processes() == {"unix:/run/worker-2.admin": "worker-2"}
+    assert find_processes(()) == ({"unix:/run/worker-2.admin": "worker-2"}, ())
 
 
 def test_of_several_meshes_the_one_at_the_default_ports_is_used():
@@ -63,6 +64,32 @@ def test_of_several_meshes_at_other_ports_the_caller_has_to_choose():
     with pytest.raises(click.UsageError, match=r"--target 127\.0\.0\.1:39605 or 127\.0\.0\.1:41005"):
         find_tier("worker", "")
     assert find_target("127.0.0.1:41001", "") == ("127.0.0.1:41001", "pk_dev_41000")
+
+
+def test_a_region_names_its_mesh_in_the_place_of_an_address():
+    for base_port, region in ((39_600, "eu"), (41_000, "us")):
+        write_state(note(base_port, region=region))
+    assert find_target("us", "") == ("127.0.0.1:41001", "pk_dev_41000")
+    assert find_tier("worker", "eu") == "127.0.0.1:39605"
+    both = {"127.0.0.1:39605": "eu-worker-2", "127.0.0.1:41005": "us-worker-2"}
+    assert find_processes(("eu", "other:7201", "us")) == (both, ("other:7201",))
+
+
+def test_without_a_target_the_caller_chooses_among_regions_unless_one_has_the_default_ports():
+    for base_port, region in ((39_600, "eu"), (41_000, "us")):
+        write_state(note(base_port, region=region))
+    for find in (lambda: find_target("", ""), lambda: find_tier("worker", ""), lambda: find_processes(())):
+        with pytest.raises(click.UsageError, match=r"--target eu or us"):
+            find()
+    write_state(note(BASE_PORT, region="ap"))
+    assert find_target("", "")[1] == f"pk_dev_{BASE_PORT}"
+
+
+def test_a_target_that_is_neither_an_address_nor_a_region_here_is_an_error():
+    write_state(note(39_600, region="eu"))
+    for find in (lambda: find_target("us", ""), lambda: find_tier("worker", "us"), lambda: find_processes(("us",))):
+        with pytest.raises(click.UsageError, match="no region 'us' runs here; an address has a port"):
+            find()
 
 
 def test_the_key_of_a_mesh_is_sent_only_to_that_mesh(monkeypatch):

@@ -6,7 +6,7 @@ The types reject invalid values before a process starts or a measurement begins.
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import click
 
 from penstock.chassis.config import ConfigError
 from penstock.local_mesh.plan import BASE_PORT, DEFAULT_MODEL, MeshOptions, check_model
+from penstock.local_mesh.regions import check_names
 from penstock.local_mesh.state import MeshState, default_meshes, running_meshes
 
 TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing", "batch")
@@ -78,6 +79,20 @@ class FiniteFloat(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
         return number
+
+
+class RegionNames(click.ParamType[tuple[str, ...]]):
+    """Names of regions, separated by commas."""
+
+    name = "regions"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        names = tuple(value.split(","))
+        try:
+            check_names(names)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return names
 
 
 class Setting(click.ParamType[str]):
@@ -152,12 +167,20 @@ MESH_OPTIONS = (
 )
 
 TARGET_OPTIONS = (
-    click.option("--target", default="", metavar="HOST:PORT", help="empty: the mesh that `penstock up` runs here"),
+    click.option(
+        "--target",
+        default="",
+        metavar="HOST:PORT",
+        help="or the region of a mesh here; empty: the mesh that `penstock up` runs here, or its first region",
+    ),
     click.option("--key", default="", metavar="KEY", help="API key; empty: PENSTOCK_API_KEY, or the local mesh's"),
 )
 
 target_option = click.option(
-    "--target", default="", metavar="ADDRESS", help="admin_listen of an auth process: unix:PATH or HOST:PORT"
+    "--target",
+    default="",
+    metavar="ADDRESS",
+    help="admin_listen of an auth process: unix:PATH or HOST:PORT; or the region of a mesh here",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="print JSON for programs")
 
@@ -201,12 +224,12 @@ def _apply_options(options: tuple[Callable[..., Any], ...], command: Callable[..
 def find_target(target: str, key: str) -> tuple[str, str]:
     """Return address and key; raises UsageError if there is neither a target nor a local mesh.
 
-    The key of a local mesh is sent only to that mesh.
+    A target without a port is the region of a local mesh. The key of a local mesh is sent only to that mesh.
     """
-    if target:
+    if ":" in target:
         owner = next((state for state in running_meshes() if target in (state.grpc, state.http, state.proxy)), None)
         return target, find_key(key, owner)
-    state = _running_mesh(lambda each: each.grpc)
+    state = _running_mesh(lambda each: each.grpc, target)
     if state is None:
         message = "no mesh runs here: start one with `penstock up`, or name one with --target HOST:PORT"
         raise click.UsageError(message)
@@ -218,10 +241,13 @@ def find_key(key: str, state: MeshState | None) -> str:
 
 
 def find_tier(tier: str, target: str) -> str:
-    """Return the address of the Admin service of a process of `tier`: the target, or one of the local mesh."""
-    if target:
+    """Return the address of the Admin service of a process of `tier`: the target, or one of the local mesh.
+
+    A target without a port is the region of a local mesh. Raises UsageError.
+    """
+    if ":" in target:
         return _admin_of(target)
-    found = _address_of(_running_mesh(lambda each: _address_of(each, tier)), tier)
+    found = _address_of(_running_mesh(lambda each: _address_of(each, tier), target), tier)
     if not found:
         message = (
             f"no {tier} runs here: start a mesh with `penstock up`, or name the admin_listen of one with"
@@ -231,21 +257,36 @@ def find_tier(tier: str, target: str) -> str:
     return found
 
 
-def find_processes() -> dict[str, str]:
-    """Return the names of the processes of the local mesh by Admin address, without Envoys."""
-    state = _running_mesh(lambda each: each.grpc)
-    found = {each.admin_address: each.name for each in state.processes if each.tier != "envoy"} if state else {}
-    if not found:
-        message = "no mesh runs here: start one with `penstock up`, or name its processes with --target"
+def find_processes(targets: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the names of the processes of local meshes by Admin address, without Envoys, and the other addresses.
+
+    A target without a port is the region of a local mesh; without targets it is the local mesh. Raises UsageError.
+    """
+    addresses = tuple(each for each in targets if ":" in each)
+    regions = [each for each in targets if ":" not in each] if targets else [""]
+    names: dict[str, str] = {}
+    for region in regions:
+        state = _running_mesh(lambda each: each.grpc, region)
+        if state is None:
+            message = "no mesh runs here: start one with `penstock up`, or name its processes with --target"
+            raise click.UsageError(message)
+        prefix = f"{region}-" if region else ""
+        names |= {each.admin_address: prefix + each.name for each in state.processes if each.tier != "envoy"}
+    return names, addresses
+
+
+def _running_mesh(address_of: Callable[[MeshState], str], region: str = "") -> MeshState | None:
+    """Return the only local mesh, or that of `region`.
+
+    Raises UsageError with a choice if there are several, or if the region does not run here.
+    """
+    states = [each for each in running_meshes() if each.region == region] if region else default_meshes()
+    if region and not states:
+        message = f"no region {region!r} runs here; an address has a port: --target HOST:PORT"
         raise click.UsageError(message)
-    return found
-
-
-def _running_mesh(address_of: Callable[[MeshState], str]) -> MeshState | None:
-    """Return the only local mesh; raises UsageError with the addresses if there are several."""
-    states = default_meshes()
     if len(states) > 1:
-        choice = " or ".join(filter(None, map(address_of, states)))
+        has_regions = not region and all(each.region for each in states)
+        choice = " or ".join(filter(None, (each.region if has_regions else address_of(each) for each in states)))
         message = f"several meshes run here: name one with --target {choice}"
         raise click.UsageError(message)
     return states[0] if states else None

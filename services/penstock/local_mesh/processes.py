@@ -104,7 +104,7 @@ class ChildProcess:
         return self.process.returncode is None
 
     def exit_report(self) -> str:
-        return f"{self.spec.name} ended with {_describe_exit(self.process.returncode)}; {self.log_end()}"
+        return f"{self.spec.instance_id} ended with {_describe_exit(self.process.returncode)}; {self.log_end()}"
 
     def log_end(self) -> str:
         """Return the path and the last lines of its log."""

@@ -145,7 +145,7 @@ processes_option = click.option(
     "targets",
     multiple=True,
     metavar="ADDRESS",
-    help="admin_listen of a process: unix:PATH, HOST:PORT or dns:///NAME:PORT; repeatable",
+    help="admin_listen of a process: unix:PATH, HOST:PORT or dns:///NAME:PORT; or a region of a mesh here; repeatable",
 )
 
 
@@ -158,8 +158,8 @@ def top(targets: tuple[str, ...], interval: float, once: bool, as_json: bool) ->
     """Watch a mesh: queues, workers, rejections and the error of predictions."""
     from penstock.cli.top.command import top as watch
 
-    names = {} if targets else find_processes()
-    run_async(watch(names, targets, interval=interval, once=once, as_json=as_json))
+    names, addresses = find_processes(targets)
+    run_async(watch(names, addresses, interval=interval, once=once, as_json=as_json))
 
 
 @click.command()
@@ -179,8 +179,8 @@ def dashboard(targets: tuple[str, ...], listen: str, hosts: tuple[str, ...], int
     """Serve a web page that draws a mesh: its flow, queues, workers and requests."""
     from penstock.cli.dashboard.command import dashboard as serve
 
-    names = {} if targets else find_processes()
-    run_async(serve(names, targets, listen=listen, hosts=hosts, interval=interval))
+    names, addresses = find_processes(targets)
+    run_async(serve(names, addresses, listen=listen, hosts=hosts, interval=interval))
 
 
 @click.command()
@@ -194,8 +194,8 @@ def explain(request_id: str, targets: tuple[str, ...], as_json: bool) -> None:
     """
     from penstock.cli.explain import explain as ask
 
-    names = {} if targets else find_processes()
-    run_async(ask(names, targets, request_id, as_json=as_json))
+    names, addresses = find_processes(targets)
+    run_async(ask(names, addresses, request_id, as_json=as_json))
 
 
 @click.command()

@@ -5,18 +5,45 @@ from typing import Any, TextIO
 
 import click
 
-from penstock.cli.options import FiniteFloat, find_target, json_option, mesh_options, target_options
+from penstock.cli.options import (
+    LAST_BASE_PORT,
+    FiniteFloat,
+    RegionNames,
+    find_target,
+    json_option,
+    mesh_options,
+    target_options,
+)
 from penstock.local_mesh.plan import MeshOptions
+from penstock.local_mesh.ports import PORT_SPAN
+from penstock.local_mesh.regions import ROUND_TRIP_S
 
 
 @click.command()
 @mesh_options
+@click.option(
+    "--regions", type=RegionNames(), default=None, metavar="NAMES", help="run a whole mesh for each region: eu,us"
+)
+@click.option(
+    "--region-delay",
+    type=FiniteFloat(0, 1_000),
+    default=ROUND_TRIP_S * 1e3,
+    show_default=True,
+    help="ms of a round trip between two regions",
+)
 @json_option
-def up(options: MeshOptions, as_json: bool) -> None:
+def up(options: MeshOptions, regions: tuple[str, ...] | None, region_delay: float, as_json: bool) -> None:
     """Run a whole mesh as processes on this machine until Ctrl-C."""
     from penstock.cli.up import up as run_up
+    from penstock.cli.up import up_regions
 
-    run_async(run_up(options, as_json=as_json))
+    if not regions:
+        run_async(run_up(options, as_json=as_json))
+        return
+    if options.base_port + (len(regions) - 1) * PORT_SPAN > LAST_BASE_PORT:
+        message = f"the base ports of regions are {PORT_SPAN} apart: choose a lower --base-port"
+        raise click.UsageError(message)
+    run_async(up_regions(options, regions, round_trip_s=region_delay / 1e3, as_json=as_json))
 
 
 @click.command()
