@@ -1,7 +1,6 @@
 """The SDK's choice among several edges: rotation, failures, waits and recovery."""
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -11,7 +10,7 @@ from client_edges import (
     ScriptedEdge,
     client_of,
 )
-from inference_server import inference_server
+from inference_server import inference_at, inference_server
 from penstock.chassis.errors import (
     Overloaded,
     Unavailable,
@@ -57,7 +56,7 @@ async def test_a_recovered_target_is_found_while_the_last_healthy_one_is_unreach
         Client(unreachable, restored.address) as client,
     ):
         for each in client._endpoints._endpoints.values():  # as if both had just failed
-            client._endpoints.mark_failed(each)
+            client._endpoints.mark_failed(each, began_at=0.0)
         async with asyncio.timeout(30):
             assert await client.complete("Hello")
 
@@ -147,14 +146,3 @@ async def test_a_client_that_is_not_open_raises_an_error_with_the_remedy():
         await Client("127.0.0.1:1").complete("Hello")
     with pytest.raises(ValueError, match="target"):
         Client()
-
-
-@asynccontextmanager
-async def inference_at(address, **methods):
-    """Serve at an address that was found free."""
-    from inference_server import scripted_servicer
-    from penstock.chassis.server.server import serving
-    from penstock.v1.inference_pb2_grpc import add_InferenceServicer_to_server
-
-    async with serving(address, [(add_InferenceServicer_to_server, scripted_servicer(**methods))]) as server:
-        yield server

@@ -1,4 +1,4 @@
-"""Retry delays, the retry budget and the rotation of targets."""
+"""Retry delays and the retry budget."""
 
 import pytest
 
@@ -13,7 +13,6 @@ from penstock.client import (
     Unavailable,
 )
 from penstock.client.retries import CONNECTION_LOST, RetryBudget
-from penstock.client.target_rotation import FAILURE_COOLDOWN_S, TargetRotation
 
 CONNECTION_CUT = Unavailable("cut", reason=CONNECTION_LOST)
 
@@ -79,22 +78,3 @@ def test_errors_that_are_not_retried_cost_nothing():
     budget = RetryBudget(RetryPolicy())
     budget.delay(Unauthenticated("no key"), 1, 0.0)
     assert budget.level == 10.0
-
-
-def test_targets_rotate():
-    rotation = TargetRotation(["a", "b", "c"])
-    assert [rotation.next(0.0) for _ in range(4)] == ["a", "b", "c", "a"]
-
-
-def test_a_failed_target_is_skipped_during_its_cooldown():
-    rotation = TargetRotation(["a", "b"])
-    rotation.mark_failed("a", 10.0)
-    assert [rotation.next(10.0 + FAILURE_COOLDOWN_S / 2) for _ in range(3)] == ["b", "b", "b"]
-    assert {rotation.next(10.0 + FAILURE_COOLDOWN_S) for _ in range(2)} == {"a", "b"}
-
-
-def test_when_all_have_failed_the_oldest_failure_is_tried():
-    rotation = TargetRotation(["a", "b", "c"])
-    for now, target in enumerate("bca"):
-        rotation.mark_failed(target, 10.0 + now / 10)
-    assert rotation.next(10.3) == "b"

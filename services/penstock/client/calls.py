@@ -1,5 +1,6 @@
 """Transport with one gRPC call per request: `Generate`, and the unary calls."""
 
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -7,12 +8,11 @@ import grpc
 
 from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import PenstockError, error_from_rpc
-from penstock.client.endpoints import Endpoint, Endpoints
+from penstock.client.endpoints import Endpoint, Endpoints, Metadata
 from penstock.client.progress import Event
 from penstock.v1.inference_pb2 import GenerateRequest
 
 Response = TypeVar("Response")
-Metadata = tuple[tuple[str, str], ...]
 
 # The edge ends a request at its timeout. The call's deadline is later, for an edge that has stalled.
 DEADLINE_MARGIN_S = 2.0
@@ -33,27 +33,27 @@ class CallTransport:
     async def attempt(self, request: GenerateRequest, connect_timeout: float) -> AsyncGenerator[Event, None]:
         endpoint = await self._endpoints.next_connected(connect_timeout)
         timeout = seconds_of(request.timeout) + DEADLINE_MARGIN_S if request.HasField("timeout") else None
-        metadata = traced(self._metadata, request.traceparent)
+        metadata, began_at = traced(self._metadata, request.traceparent), time.monotonic()
         call: Any = endpoint.stub.Generate(request, metadata=metadata, timeout=timeout)
         try:
             async for frame in call:
                 if kind := frame.WhichOneof("frame"):
                     yield getattr(frame, kind)
         except grpc.aio.AioRpcError as error:
-            raise self._error_from(error, endpoint) from error
+            raise self._error_from(error, endpoint, began_at) from error
         finally:
             call.cancel()
 
     async def unary(
         self, call: Callable[[Endpoint, Metadata], Awaitable[Response]], connect_timeout: float
     ) -> Response:
-        endpoint = await self._endpoints.next_connected(connect_timeout)
+        endpoint, began_at = await self._endpoints.next_connected(connect_timeout), time.monotonic()
         try:
             return await call(endpoint, self._metadata)
         except grpc.aio.AioRpcError as error:
-            raise self._error_from(error, endpoint) from error
+            raise self._error_from(error, endpoint, began_at) from error
 
-    def _error_from(self, error: grpc.aio.AioRpcError, endpoint: Endpoint) -> PenstockError:
+    def _error_from(self, error: grpc.aio.AioRpcError, endpoint: Endpoint, began_at: float) -> PenstockError:
         if error.code() is grpc.StatusCode.UNAVAILABLE or "RST_STREAM" in (error.details() or ""):
-            self._endpoints.mark_failed(endpoint)
+            self._endpoints.mark_failed(endpoint, began_at)
         return error_from_rpc(error)

@@ -10,9 +10,9 @@ from typing import Self, TypeVar, Unpack
 import grpc
 
 from penstock.chassis.errors import PenstockError
-from penstock.client.calls import CallTransport, Metadata
+from penstock.client.calls import CallTransport
 from penstock.client.conversation import Turn
-from penstock.client.endpoints import Endpoint, Endpoints
+from penstock.client.endpoints import Endpoint, Endpoints, Metadata
 from penstock.client.request import Options, Prompt, count_request, embed_request, generate_request
 from penstock.client.response import Generation
 from penstock.client.retries import RetryBudget, RetryPolicy
@@ -28,6 +28,9 @@ UNARY_TIMEOUT_S = 30.0
 class Client:
     """Sends requests to one edge, or distributes them over several and continues on another if one is lost.
 
+    `failover` are targets of other regions. They receive requests only while all of `targets` are down, which are
+    probed meanwhile: new requests go to them again within a second of their return.
+
     async with Client("127.0.0.1:8080", api_key=key) as client:
         async with client.generate("Hello", max_output_tokens=64) as generation:
             async for chunk in generation:
@@ -40,15 +43,18 @@ class Client:
     def __init__(
         self,
         *targets: str,
+        failover: Sequence[str] = (),
         api_key: str = "",
         credentials: grpc.ChannelCredentials | None = None,  # None for plaintext
         retries: RetryPolicy | None = None,
     ) -> None:
         if not targets:
             raise ValueError("a client needs at least one target, host:port")
+        if isinstance(failover, str) or set(targets) & set(failover):
+            raise ValueError("failover is a sequence of targets other than the first ones")
         metadata: Metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         self._metadata = metadata
-        self._endpoints = Endpoints(targets, credentials)
+        self._endpoints = Endpoints(targets, credentials, failover=failover, metadata=metadata)
         self._transport = CallTransport(self._endpoints, metadata)
         self._budget = RetryBudget(retries or RetryPolicy())
 

@@ -1,6 +1,7 @@
 """Connections to the targets of one client."""
 
 import asyncio
+import random
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING
 import grpc
 
 from penstock.chassis.channels import CHANNEL_OPTIONS, channel
-from penstock.chassis.errors import Unavailable
+from penstock.chassis.errors import DeadlineExceeded, Unavailable, error_from_rpc
+from penstock.chassis.lifecycle import background
 from penstock.client.retries import CONNECTION_LOST
 from penstock.client.target_rotation import TargetRotation
+from penstock.v1.inference_pb2 import ListModelsRequest
 from penstock.v1.inference_pb2_grpc import InferenceStub
 
 if TYPE_CHECKING:
@@ -20,6 +23,10 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 1.0  # for one of several targets
 RETRY_PAUSE_S = 0.05  # after all targets have failed
+PROBE_TIMEOUT_S = 0.5  # of a home target that is down
+PROBE_INTERVAL_S = 0.25  # after a probe; jitter takes up to half of it
+
+Metadata = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +34,41 @@ class Endpoint:
     target: str
     channel: grpc.aio.Channel
     stub: "InferenceAsyncStub"
+    is_failover: bool = False
 
 
 class Endpoints:
-    """Channels to all targets of a client, selected in rotation. Open while the client is open."""
+    """Channels to all targets of a client, selected in rotation. Open while the client is open.
 
-    def __init__(self, targets: Sequence[str], credentials: grpc.ChannelCredentials | None) -> None:
+    While a home target is down and there are failover targets, the home target is probed with `ListModels`, whose call
+    has `metadata`.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[str],
+        credentials: grpc.ChannelCredentials | None,
+        *,
+        failover: Sequence[str] = (),
+        metadata: Metadata = (),
+    ) -> None:
         self._targets = targets
+        self._failover = failover
         self._credentials = credentials
-        self._rotation = TargetRotation(list(targets))
+        self._metadata = metadata
+        self._rotation = TargetRotation(targets, failover)
+        self._target_down = asyncio.Event()  # a home target is down
+        self._home_up = asyncio.Event()  # a home target is not down
+        self._home_up.set()
         self._endpoints: dict[str, Endpoint] = {}
         self._stack = AsyncExitStack()
 
     async def open(self) -> None:
-        for target in self._targets:
+        for target in (*self._targets, *self._failover):
             opened = await self._stack.enter_async_context(self._channel(target))
-            self._endpoints[target] = Endpoint(target, opened, InferenceStub(opened))
+            self._endpoints[target] = Endpoint(target, opened, InferenceStub(opened), target in self._failover)
+        if self._failover:
+            await self._stack.enter_async_context(background(self._probe_home()))
 
     async def close(self) -> None:
         self._endpoints.clear()
@@ -58,8 +84,14 @@ class Endpoints:
         """Return whether a target other than the last one has not failed recently."""
         return self._rotation.has_healthy(time.monotonic())
 
-    def mark_failed(self, endpoint: Endpoint) -> None:
-        self._rotation.mark_failed(endpoint.target, time.monotonic())
+    def mark_failed(self, endpoint: Endpoint, began_at: float) -> None:
+        """Record the failure of a call or stream that began at `began_at`, monotonic."""
+        self._rotation.mark_failed(endpoint.target, began_at, time.monotonic())
+        self._update_events()
+
+    async def wait_home(self) -> None:
+        """Wait until a home target is not down."""
+        await self._home_up.wait()
 
     async def next_connected(self, timeout: float) -> Endpoint:
         """Return the next connected endpoint. Raises Unavailable / CONNECTION_LOST after `timeout` seconds.
@@ -73,19 +105,51 @@ class Endpoints:
                 async with asyncio.timeout(left if len(self._rotation) == 1 else min(CONNECT_TIMEOUT_S, left)):
                     await _wait_ready(endpoint.channel, fail_on_refusal=len(self._rotation) > 1)
             except (TimeoutError, ConnectionRefusedError):
-                self.mark_failed(endpoint)
+                self._rotation.mark_unreachable(endpoint.target, time.monotonic())
+                self._update_events()
                 tried += 1
                 if tried % len(self._rotation) == 0:
                     await asyncio.sleep(RETRY_PAUSE_S)
             else:
                 return endpoint
-        text = f"no connection to {', '.join(self._targets)} within {timeout:.1f} s; is an edge running there?"
+        targets = ", ".join((*self._targets, *self._failover))
+        text = f"no connection to {targets} within {timeout:.1f} s; is an edge running there?"
         raise Unavailable(text, reason=CONNECTION_LOST)
+
+    async def _probe_home(self) -> None:
+        while True:
+            await self._target_down.wait()
+            await asyncio.gather(*map(self._probe, self._rotation.down))
+            await asyncio.sleep(PROBE_INTERVAL_S * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not security
+
+    async def _probe(self, target: str) -> None:
+        """Mark a home target as up if it serves a model, or rejects the call for a reason of its own."""
+        call = self._endpoints[target].stub.ListModels(
+            ListModelsRequest(), metadata=self._metadata, timeout=PROBE_TIMEOUT_S, wait_for_ready=True
+        )
+        try:
+            is_up = bool((await call).models)
+        except grpc.aio.AioRpcError as error:
+            is_up = not isinstance(error_from_rpc(error), Unavailable | DeadlineExceeded)
+        if is_up:
+            self._rotation.mark_up(target)
+            self._update_events()
+
+    def _update_events(self) -> None:
+        _set_if(self._target_down, bool(self._rotation.down))
+        _set_if(self._home_up, not self._rotation.is_home_down)
 
     def _channel(self, target: str) -> grpc.aio.Channel:
         if self._credentials is None:
             return channel(target)
         return grpc.aio.secure_channel(target, self._credentials, options=CHANNEL_OPTIONS)
+
+
+def _set_if(event: asyncio.Event, is_so: bool) -> None:
+    if is_so:
+        event.set()
+    else:
+        event.clear()
 
 
 async def _wait_ready(connection: grpc.aio.Channel, *, fail_on_refusal: bool) -> None:

@@ -9,8 +9,8 @@ from typing import Unpack
 from uuid import uuid4
 
 from penstock.chassis.errors import Cancelled, PenstockError, Unavailable
-from penstock.client.calls import Metadata, traced
-from penstock.client.endpoints import Endpoint, Endpoints
+from penstock.client.calls import traced
+from penstock.client.endpoints import Endpoint, Endpoints, Metadata
 from penstock.client.progress import Event
 from penstock.client.request import Options, Prompt, generate_request
 from penstock.client.response import Generation
@@ -28,8 +28,8 @@ SWITCH_EDGE_REASONS = frozenset({"AUTH_LOST", "QUEUE_LOST"})
 class Session:
     """Sends requests over one stream at a time. Exists while the client's `session()` block runs.
 
-    An edge that drains or has lost an upstream receives no further requests. New requests go to another edge, while
-    running requests complete on the first stream.
+    An edge that drains or has lost an upstream receives no further requests, and neither does a failover target when a
+    home target is up. New requests go to another edge, while running requests complete on the first stream.
     """
 
     def __init__(self, endpoints: Endpoints, metadata: Metadata, budget: RetryBudget, traceparent: str = "") -> None:
@@ -58,12 +58,15 @@ class Session:
         wait = RECONNECT_BACKOFF_S[0]
         async with asyncio.TaskGroup() as group:
             while not self._is_closed:
-                stream = EdgeStream(await self._next_endpoint(), self._metadata, self._instance_id, self._on_change)
+                endpoint, began_at = await self._next_endpoint(), time.monotonic()
+                stream = EdgeStream(endpoint, self._metadata, self._instance_id, self._on_change)
                 self._streams.append(stream)
                 group.create_task(self._run_stream(stream))
+                returning = group.create_task(self._return_home(stream)) if endpoint.is_failover else None
                 await stream.wait_retired()
                 self._set_rejection(stream.rejection)
-                self._endpoints.mark_failed(stream.endpoint)
+                if returning is None or returning.cancel():  # not if it was retired because a home target is up
+                    self._endpoints.mark_failed(endpoint, began_at)
                 wait = RECONNECT_BACKOFF_S[0] if stream.was_connected else min(2 * wait, RECONNECT_BACKOFF_S[1])
                 if not stream.was_connected:
                     await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not security
@@ -124,6 +127,11 @@ class Session:
         while True:
             with suppress(Unavailable):
                 return await self._endpoints.next_connected(EDGE_SEARCH_TIMEOUT_S)
+
+    async def _return_home(self, stream: EdgeStream) -> None:
+        """Retire a stream to a failover target when a home target is up. Its requests complete there."""
+        await self._endpoints.wait_home()
+        stream.retire()
 
     async def _run_stream(self, stream: EdgeStream) -> None:
         try:

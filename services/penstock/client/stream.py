@@ -14,8 +14,7 @@ from penstock.chassis.errors import (
 )
 from penstock.chassis.streams.link import Link
 from penstock.chassis.streams.protocol import hello_of
-from penstock.client.calls import Metadata
-from penstock.client.endpoints import Endpoint
+from penstock.client.endpoints import Endpoint, Metadata
 from penstock.client.progress import Event, TokenChunk
 from penstock.client.retries import CONNECTION_LOST
 from penstock.v1.inference_pb2 import (
@@ -141,8 +140,10 @@ class EdgeStream:
     # Events of the link.
 
     def _on_up(self, _: Hello) -> None:
-        self.was_connected = self.is_accepting = True
-        self._on_change(self)
+        self.was_connected = True
+        if not self._retired.is_set():
+            self.is_accepting = True
+            self._on_change(self)
 
     def _on_rejected(self, error: PenstockError) -> None:
         if isinstance(error, Unauthenticated | PermissionDenied):
