@@ -58,6 +58,23 @@ async def test_ctrl_c_drains_the_mesh_and_every_process_ends(tiny_model):
         assert alive(pids) == []
 
 
+async def test_ctrl_c_ends_every_process_of_all_regions(tiny_model):
+    arguments = ("--engine", "sim", "--model", tiny_model, "--no-envoy", "--regions", "eu,us")
+    async with up(*arguments) as (process, regions):
+        assert list(regions) == ["eu", "us"]
+        assert len({each["base_port"] for each in regions.values()}) == 2
+        assert len({each["api_key"] for each in regions.values()}) == 1
+        code, out, err = await run_penstock("generate", "hello", "--target", "us", "--max-tokens", "2", "--json")
+        assert (code, json.loads(out)["usage"]["output_tokens"]) == (0, 2), err
+        code, out, err = await run_penstock("snapshot", "edge", "--target", "eu", "--json")
+        assert (code, json.loads(out)["instance_id"]) == (0, "eu-edge-1"), err
+        pids = [pid for each in regions.values() for pid in family(each)]
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await process.wait() == 0
+        assert alive(pids) == []
+
+
 async def test_the_mesh_of_a_killed_command_ends(tiny_model):
     async with up("--engine", "sim", "--model", tiny_model, "--no-envoy") as (process, note):
         pids = family(note)

@@ -86,7 +86,7 @@ async def up_regions(options: MeshOptions, names: Sequence[str], *, round_trip_s
     async with _with_status(launch) as regions:
         meshes = list(regions.meshes.values())
         if as_json:
-            stdout_console.print_json(data=[asdict(mesh.state()) for mesh in meshes])
+            stdout_console.print_json(data={name: asdict(mesh.state()) for name, mesh in regions.meshes.items()})
         else:
             _show_regions(meshes, round_trip_s)
         await _wait_reporting_exits(stop, meshes)

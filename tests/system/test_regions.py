@@ -1,0 +1,84 @@
+"""Two whole meshes as regions on loopback: one key for both, and clients that survive the loss of a whole region."""
+
+import asyncio
+
+from mesh import TIMEOUT_S, sum_figure
+from penstock.chassis.errors import PenstockError
+from penstock.client import Client
+from penstock.local_mesh.plan import REGION_DOOR_PORT, MeshOptions, local_address
+from penstock.local_mesh.regions import local_regions
+
+STREAM_COUNT = 16
+OUTPUT_TOKENS = 100
+TOKENS_BEFORE_KILL = 5
+SETTINGS = (
+    "PENSTOCK_WORKER_SIM_BASE_S=0.03",  # s of a step, so that answers last longer than the kill
+    "PENSTOCK_QUEUE_TTFT_INTERACTIVE=0",  # no request is rejected for load
+    "PENSTOCK_QUEUE_TTFT_STANDARD=0",
+)
+OPTIONS = {"max_output_tokens": OUTPUT_TOKENS, "seed": 7, "ignore_eos": True}
+
+
+async def count_tokens_until(stop, client):
+    """Make one unary call after another; return the number of answers and the errors."""
+    answers, errors = 0, []
+    while not stop.is_set():
+        try:
+            await client.count_tokens("How many tokens?")
+        except PenstockError as error:
+            errors.append(error)
+        else:
+            answers += 1
+        await asyncio.sleep(0.02)
+    return answers, errors
+
+
+async def wait_for_tokens(generations, count):
+    async with asyncio.timeout(TIMEOUT_S):
+        while any(len(each.token_ids) < count for each in generations):  # noqa: ASYNC110  # no event for this
+            await asyncio.sleep(0.01)
+
+
+async def test_a_region_is_killed_whole_under_load_and_returns(tiny_model):
+    options = MeshOptions(base_port=0, engine="sim", model=tiny_model, settings=SETTINGS)
+    prompts = [f"stream number {number} says" for number in range(STREAM_COUNT)]
+    async with local_regions(options, ("eu", "us")) as regions:
+        eu, us = regions.meshes["eu"], regions.meshes["us"]
+        assert_linked(regions)
+        near, far = (mesh.plan.proxy or mesh.plan.grpc for mesh in (eu, us))
+        async with Client(far, api_key=us.api_key) as elsewhere:
+            expected = await asyncio.gather(*(elsewhere.complete(prompt, **OPTIONS) for prompt in prompts))
+        async with Client(near, failover=(far,), api_key=eu.api_key) as client, client.session() as session:
+            assert await client.complete(prompts[0], **OPTIONS) == expected[0], "the same text in each region"
+            senders = [client, session] * (STREAM_COUNT // 2)
+            streams = [sender.generate(text, **OPTIONS) for sender, text in zip(senders, prompts, strict=True)]
+            reading = asyncio.gather(*(each.read() for each in streams))
+            stop = asyncio.Event()
+            calls = asyncio.create_task(count_tokens_until(stop, client))
+            await wait_for_tokens(streams, TOKENS_BEFORE_KILL)
+            started = await sum_figure(us, "edge", "requests_started")
+            await regions.kill("eu")
+            assert await reading == expected
+            stop.set()
+            answers, errors = await calls
+            assert errors == []
+            assert answers > 0
+            assert {each.attempts for each in streams} <= {2, 3}, "the first or the second retry answers elsewhere"
+            assert await sum_figure(us, "edge", "requests_started") - started >= STREAM_COUNT
+            await regions.restart("eu")
+            await wait_served_by(eu, client)
+
+
+async def wait_served_by(mesh, client):
+    """Send requests, none of which fails, until an edge of `mesh` has started one."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while not await sum_figure(mesh, "edge", "requests_started"):
+            await client.complete("Where?", max_output_tokens=1)
+
+
+def assert_linked(regions):
+    """Each region knows the other one by the address of the relay before its door."""
+    for (start, to), relay in regions.links.items():
+        assert regions.meshes[start].options.other_regions == (f"{to}={relay.address}",)
+        door = local_address(regions.meshes[to].options.base_port, REGION_DOOR_PORT)
+        assert relay._target == door
