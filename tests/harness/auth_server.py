@@ -156,6 +156,7 @@ class AuthEdge:
     identity_keys: IdentityKeys | None = None  # the latest frame
     owned_partitions: OwnedPartitions | None = None  # the latest frame
     routes: list[Routes] = field(default_factory=list)  # all frames
+    residency: list[bytes] = field(default_factory=list)  # all digests
     credential: Credential = field(default_factory=lambda: Credential(bearer=DEV_KEY, loopback=True))
 
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -181,6 +182,8 @@ class AuthEdge:
                 self.owned_partitions = frame.owned_partitions
             elif kind == "routes":
                 self.routes.append(frame.routes)
+            elif kind == "residency":
+                self.residency.append(frame.residency.digest)
             elif kind != "heartbeat":
                 return getattr(frame, kind)
 

@@ -53,6 +53,7 @@ async def test_all_values_are_restored_unchanged(stored):
 POLICY = Policy(
     limits=Limits(input_tokens_per_minute=7, output_tokens_per_minute=8),
     allowed_models=("m", "qwen*"),
+    allowed_regions=("eu", "us"),
     model_limits=(("m:7b", Limits(requests_per_minute=1, concurrent_requests=2)),),
     budgets=(Budget(BudgetPeriod.MONTH, BudgetUnit.MONEY, 2**60), Budget(BudgetPeriod.DAY, BudgetUnit.TOKENS, 1)),
     soft_share=0.8,

@@ -15,6 +15,7 @@ POLICIES = st.builds(
     Policy,
     limits=LIMITS,
     allowed_models=st.lists(MODELS, max_size=3).map(tuple),
+    allowed_regions=st.lists(MODELS, max_size=3).map(tuple),
     model_limits=st.dictionaries(MODELS, LIMITS, max_size=3).map(lambda found: tuple(found.items())),
     budgets=BUDGETS.map(tuple),
     soft_share=st.floats(0, 1, exclude_max=True),

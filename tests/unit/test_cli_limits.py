@@ -19,6 +19,7 @@ def test_options_of_a_tenant_become_its_message():
             types[1].convert(f"qwen:7b:{each}", None, None) for each in ("tokens_per_minute=5", "concurrent_requests=2")
         ],
         allowed_models=("qwen*",),
+        allowed_regions=("eu", "us"),
     )
     assert tenant == pb.Tenant(
         tenant_id="acme",
@@ -28,6 +29,7 @@ def test_options_of_a_tenant_become_its_message():
         ],
         model_limits=[pb.ModelLimits(model="qwen:7b", limits=pb.Limits(tokens_per_minute=5, concurrent_requests=2))],
         allowed_models=["qwen*"],
+        allowed_regions=["eu", "us"],
     )  # fmt: skip
 
 
@@ -67,6 +69,7 @@ def test_lists_show_all_limits_and_the_use_of_budgets():
         budgets=[pb.Budget(period=pb.BUDGET_PERIOD_DAY, money_nanos=10**9)],
         soft_share=0.8,
         allowed_models=["m", "qwen*"],
+        allowed_regions=["eu", "us"],
         shadow=True,
     )
     assert tenant_texts(tenant, pb.TenantUse(budgets=[use], shadow_refusals={"tenant:acme tokens": 3})) == [
@@ -76,6 +79,7 @@ def test_lists_show_all_limits_and_the_use_of_budgets():
         "warns from 80%",
         "models m, qwen*",
         "shadow mode, would have refused: 3 tenant:acme tokens",
+        "regions eu, us",
     ]
 
 

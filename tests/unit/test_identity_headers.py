@@ -8,6 +8,7 @@ from penstock.auth.identity.identity_keys import HEADER_TTL_S, ROTATION_S, Ident
 from penstock.edge.request.caller import identity_header_of
 from penstock.edge.request.identity_headers import MAX_AUTHS, IdentityHeaders
 from penstock.mesh.identity_header import MAX_HEADER_CHARS
+from penstock.mesh.limits import bounds
 from penstock.mesh.v1.admission_pb2 import Credential, Identity, IdentityKeys
 from penstock.v1.inference_pb2 import PRIORITY_BATCH
 
@@ -15,6 +16,7 @@ NOW = 1_800_000_000.0  # of the clock of auth
 EDGE_NOW = 5_000.0
 CREDENTIAL = Credential(bearer="pk_anna", loopback=True, source="192.0.2.1")
 IDENTITY = Identity(tenant_id="acme", priority=PRIORITY_BATCH, weight=2.5, cache_salt=b"s" * 16, key_id="k")
+REGIONS = [f"r{place:02}".ljust(bounds.REGION_CHARS, "x") for place in range(bounds.ALLOWED_REGIONS)]
 
 
 def pair(now=NOW):
@@ -31,6 +33,13 @@ def test_an_edge_accepts_what_auth_signed_without_the_secret_salt():
     assert edge.verify(header, CREDENTIAL, EDGE_NOW) == expected
     assert b"s" * 16 not in base64.urlsafe_b64decode(header + "==")
     assert (edge.accepted, edge.rejected) == (1, 0)
+
+
+@pytest.mark.parametrize("regions", [["eu"], ["eu", "us"], REGIONS])
+def test_a_header_has_the_allowed_regions_of_its_tenant(regions):
+    ring, edge = pair()
+    longest = Identity(tenant_id="t" * 63, key_id=f"oidc/{'t' * 63}/{'s' * 160}", weight=1.0, allowed_regions=regions)
+    assert edge.verify(ring.sign(longest, CREDENTIAL, NOW), CREDENTIAL, EDGE_NOW) == longest
 
 
 def test_a_header_is_worth_nothing_beside_another_credential():

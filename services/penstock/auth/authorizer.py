@@ -8,6 +8,7 @@ from penstock.auth.identity.authenticator import Authenticator
 from penstock.auth.identity.delegation import DelegationRefused
 from penstock.auth.identity.keys import Key, KeyRing, cache_salt
 from penstock.auth.identity.policy import allows_model, named_models
+from penstock.auth.identity.residency import Residency
 from penstock.auth.identity.subject import key_of_subject
 from penstock.auth.identity.tenant import DEFAULT_TENANT, Tenant
 from penstock.auth.partitions.owned import NotOwner, ServedPartitions
@@ -20,6 +21,7 @@ from penstock.auth.quota.tenant_quota import TenantQuota
 from penstock.auth.store.store import StoredState
 from penstock.chassis.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied
 from penstock.mesh.partitions import partition_of
+from penstock.mesh.regions import REGION_NOT_ALLOWED, is_region_allowed, refusal_text
 from penstock.mesh.v1.admission_pb2 import Credential, FallbackAdmission, Identity, Reserve, Settle
 from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, Priority
 
@@ -45,6 +47,8 @@ class Authorizer:
     fallback_tokens: int = 0  # tokens per edge for a tenant without a token limit
     accept_ungranted_fallback: bool = False  # whether edges of the release before grants may name any key
     served: ServedPartitions = field(default_factory=ServedPartitions)
+    region: str = ""  # of this process
+    residency: Residency = field(default_factory=Residency)
     _salts: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     def identify(
@@ -55,16 +59,19 @@ class Authorizer:
         *,
         edge_id: str = "",  # empty: a proxy asks
     ) -> Identity:
-        """Return the identity of a caller. Raises the errors of `Authenticator.authenticate`."""
+        """Return the identity of a caller.
+
+        Raises the errors of `Authenticator.authenticate`, or PermissionDenied / TENANT_UNKNOWN or REGION_NOT_ALLOWED.
+        """
         key = self.authenticator.authenticate(credential, now, edge_id=edge_id)
-        return self._identity(key, self._quota(key).tenant, requested)
+        return self._identity(key, self._resident(key), requested)
 
     def delegate(self, credential: Credential, now: float, *, edge_id: str) -> tuple[Identity, bytes]:
         """Return the identity of a caller, and a delegation for its key. Raises as `identify`, or DelegationRefused."""
         if credential.delegation:
             raise DelegationRefused("a delegation cannot obtain another one; send an API key or a token")
         key = self.authenticator.authenticate(credential, now, edge_id=edge_id)
-        return self._identity(key, self._quota(key).tenant), self.authenticator.delegations.issue(key, now)
+        return self._identity(key, self._resident(key)), self.authenticator.delegations.issue(key, now)
 
     def reserve(
         self, frame: Reserve, edge_id: str, reservation_id: str, now: float
@@ -72,9 +79,9 @@ class Authorizer:
         """Return the identity, the reservation, and whether it is new. A repeated request returns the existing one.
 
         Raises Unauthenticated, PermissionDenied, InvalidArgument, LimitsExceeded or NotOwner. A fallback admission is
-        reserved even if the key has expired, a limit or a budget is reached or the model is not allowed, because the
-        edge has admitted it under a grant. Without a grant of auth for this edge and key, and beyond the tokens of the
-        grant, it raises GrantInvalid.
+        reserved even if the key has expired, a limit or a budget is reached or the model or this region is not allowed,
+        because the edge has admitted it under a grant. Without a grant of auth for this edge and key, and beyond the
+        tokens of the grant, it raises GrantInvalid.
         """
         if not frame.request_id:
             raise InvalidArgument("a reservation needs a request id", field="reserve.request_id")
@@ -84,6 +91,8 @@ class Authorizer:
         else:
             key = self.authenticator.authenticate(frame.credential, now, edge_id=edge_id)
         quota = self._quota(key)
+        if not is_fallback:
+            self._check_region(quota.tenant)
         identity = self._identity(key, quota.tenant, frame.priority)
         if not is_fallback and (
             key.models is not None or key.policy.allowed_models or quota.tenant.policy.allowed_models
@@ -171,11 +180,13 @@ class Authorizer:
         for key in keys:
             self.keys.remove(key.key_id)
         self._salts.pop(tenant_id, None)
+        self.residency.remove(tenant_id)
         return RemovedTenant(self.reservations.remove_tenant(tenant_id), keys)
 
     def restore_tenant(self, removed: "RemovedTenant") -> None:
         """Undo `remove_tenant`, as it could not be persisted."""
         self.reservations.put_quota(removed.quota)
+        self.residency.put(removed.quota.tenant)
         for key in removed.keys:
             self.keys.put(key)
 
@@ -195,6 +206,7 @@ class Authorizer:
                 quota.remove_key(key.key_id)
         self._limit_keys(changed, now)
         self.reservations.prices.replace(prices)
+        self.residency.replace(each.tenant for each in self.reservations.quotas)
         self.authenticator.forget_rejections()
 
     def _limit_keys(self, keys: Iterable[Key], now: float) -> None:
@@ -228,6 +240,7 @@ class Authorizer:
         quota = self.reservations.put_tenant(tenant, now)
         for key in self.keys.of_tenant(tenant.tenant_id):
             quota.set_key(key.key_id, key.policy, now)
+        self.residency.put(tenant)
         return quota
 
     def put_key(self, key: Key, now: float) -> None:
@@ -282,6 +295,18 @@ class Authorizer:
             raise PermissionDenied(text, reason="TENANT_UNKNOWN")
         return quota
 
+    def _resident(self, key: Key) -> Tenant:
+        """Return the tenant of a caller. Raises PermissionDenied / TENANT_UNKNOWN or REGION_NOT_ALLOWED."""
+        tenant = self._quota(key).tenant
+        self._check_region(tenant)
+        return tenant
+
+    def _check_region(self, tenant: Tenant) -> None:
+        """Raise PermissionDenied / REGION_NOT_ALLOWED unless the tenant allows the region of this process."""
+        allowed = tenant.policy.allowed_regions
+        if not is_region_allowed(allowed, self.region):
+            raise PermissionDenied(refusal_text(tenant.tenant_id, allowed, self.region), reason=REGION_NOT_ALLOWED)
+
     def _identity(self, key: Key, tenant: Tenant, requested: "Priority.ValueType" = PRIORITY_UNSPECIFIED) -> Identity:
         return Identity(
             tenant_id=key.tenant_id,
@@ -289,6 +314,7 @@ class Authorizer:
             weight=tenant.weight,
             cache_salt=self._cache_salt(key.tenant_id),
             key_id=key.key_id,
+            allowed_regions=tenant.policy.allowed_regions,
         )
 
     def _cache_salt(self, tenant_id: str) -> bytes:

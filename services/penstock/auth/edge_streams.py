@@ -6,6 +6,7 @@ from typing import TypeAlias
 from penstock.auth import frames
 from penstock.auth.edge_sessions import EdgeSessions
 from penstock.auth.identity.identity_keys import IdentityKeyRing
+from penstock.auth.identity.residency import Residency
 from penstock.auth.models.routes import RouteList
 from penstock.auth.partitions.owned import ServedPartitions
 from penstock.chassis.streams.link import Peer
@@ -17,7 +18,8 @@ EdgePeer: TypeAlias = Peer[AdmitResponse, AdmitRequest]
 
 
 class EdgeStreams:
-    """Sends every edge the frames that answer none: owned partitions, routes, store state, identity keys, the end."""
+    """Sends every edge the frames that answer none: owned partitions, routes, residency, store state,
+    identity keys, the end."""
 
     def __init__(
         self,
@@ -27,12 +29,15 @@ class EdgeStreams:
         clock: Callable[[], float],
         on_count: Callable[[int], None],
         *,
+        residency: Residency,
         routes: RouteList | None = None,  # None: edges receive none
     ) -> None:
         """`on_count` receives the number of connected edges at each change."""
         self._routes = routes
         if routes is not None:
             routes.on_changed = self._send_routes
+        self._residency = residency
+        residency.on_changed = self._send_residency
         self._on_count = on_count
         self._sessions = sessions
         self._served = served
@@ -49,6 +54,7 @@ class EdgeStreams:
             peer.send(frames.owned_partitions(self._served.frame()))
         if self._routes is not None:
             peer.send(frames.routes(self._routes))
+        peer.send(frames.residency(self._residency.digest))
         if not is_store_available:
             peer.send(frames.store_state(is_unavailable=True))
         self._send_identity_keys(peer)
@@ -76,6 +82,9 @@ class EdgeStreams:
     def _send_routes(self) -> None:
         if self._routes is not None:
             self._send_all(frames.routes(self._routes))
+
+    def _send_residency(self) -> None:
+        self._send_all(frames.residency(self._residency.digest))
 
     def _send_all(self, frame: AdmitResponse) -> None:
         for peer in self._peers:

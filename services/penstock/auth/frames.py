@@ -14,6 +14,7 @@ from penstock.mesh.v1.admission_pb2 import (
     NotOwner,
     OwnedPartitions,
     Rejected,
+    Residency,
     Routes,
     Settled,
     StoreState,
@@ -58,6 +59,10 @@ def owned_partitions(owned: OwnedPartitions) -> AdmitResponse:
 
 def routes(listed: RouteList) -> AdmitResponse:
     return AdmitResponse(routes=Routes(routes=map(route_message, listed.all)))
+
+
+def residency(digest: bytes) -> AdmitResponse:
+    return AdmitResponse(residency=Residency(digest=digest))
 
 
 def not_owner_of_request(request_id: str, identity: Identity | None) -> AdmitResponse:

@@ -84,7 +84,13 @@ class AdmissionService(AdmissionServiceServicer):
         self._grant_time_left_nanos = nanos_left(authorizer.grants.ttl, 0.0)
         self._routes = routes
         self._streams = EdgeStreams(
-            edge_sessions, authorizer.served, identity_keys, clock, store.count_edges, routes=routes
+            edge_sessions,
+            authorizer.served,
+            identity_keys,
+            clock,
+            store.count_edges,
+            residency=authorizer.residency,
+            routes=routes,
         )
         self._invalid_grants = 0
         self._budget_warnings = 0

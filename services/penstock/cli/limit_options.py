@@ -109,6 +109,11 @@ def policy_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def region_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    help_text = "where requests of the tenant may be served; repeatable; without it: in all regions"
+    return click.option("--region", "allowed_regions", multiple=True, metavar="NAME", help=help_text)(command)
+
+
 def model_limit_option(command: Callable[..., Any]) -> Callable[..., Any]:
     help_text = "repeatable, such as m:requests_per_minute=60"
     return click.option(

@@ -36,7 +36,8 @@ def tenant_texts(tenant: pb.Tenant, use: pb.TenantUse) -> list[str]:
     names = ("input_tokens_per_minute", "output_tokens_per_minute")
     found = [limits_text(tenant, names)]
     found += [f"{each.model}: {limits_text(each.limits)}" for each in tenant.model_limits]
-    return [each for each in (*found, *_policy_texts(tenant, use)) if each]
+    regions = f"regions {', '.join(tenant.allowed_regions)}" if tenant.allowed_regions else ""
+    return [each for each in (*found, *_policy_texts(tenant, use), regions) if each]
 
 
 def key_texts(key: pb.Key, use: pb.KeyUse | None) -> list[str]:

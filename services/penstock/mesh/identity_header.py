@@ -1,7 +1,7 @@
 """The header by which a proxy passes on who its caller is: `x-penstock-identity`, signed by auth, verified by edges.
 
-It is readable and has no secret: version, key number, expiry, class, weight, tenant and key id, then a MAC. The MAC
-also covers the caller's credential, so that the header is worth nothing beside another one.
+It is readable and has no secret: version, key number, expiry, class, weight, tenant, key id and allowed regions, then a
+MAC. The MAC also covers the caller's credential, so that the header is worth nothing beside another one.
 """
 
 import base64
@@ -12,10 +12,11 @@ import struct
 from typing import NamedTuple
 
 HEADER = "x-penstock-identity"
-MAX_HEADER_CHARS = 1_024
+MAX_HEADER_CHARS = 2_048
 MAC_BYTES = 16
-VERSION = 1
-_PAYLOAD = struct.Struct(">BIQBfBB")  # version, key number, expiry in ms, class, weight, length of tenant and key id
+VERSION = 2  # an edge asks auth about a caller whose header has another version
+# Version, key number, expiry in ms, class, weight, and the lengths of tenant, key id and the list of regions.
+_PAYLOAD = struct.Struct(">BIQBfBBH")
 _AUDIENCE = b"penstock edge identity 1"
 
 
@@ -28,11 +29,12 @@ class HeaderClaims(NamedTuple):
     weight: float
     tenant_id: str
     key_id: str
+    allowed_regions: tuple[str, ...]  # empty: all
 
 
 def signed_header(secret: bytes, claims: HeaderClaims, bearer: str, *, loopback: bool) -> str:
-    tenant, key = claims.tenant_id.encode(), claims.key_id.encode()
-    payload = _PAYLOAD.pack(VERSION, *claims[:4], len(tenant), len(key)) + tenant + key
+    tenant, key, regions = claims.tenant_id.encode(), claims.key_id.encode(), ",".join(claims.allowed_regions).encode()
+    payload = _PAYLOAD.pack(VERSION, *claims[:4], len(tenant), len(key), len(regions)) + tenant + key + regions
     signed = payload + _mac(secret, payload, bearer, loopback=loopback)
     return base64.urlsafe_b64encode(signed).rstrip(b"=").decode()
 
@@ -51,12 +53,14 @@ def verified_claims(secret: bytes, header: str, bearer: str, *, loopback: bool) 
     payload, mac = raw[:-MAC_BYTES], raw[-MAC_BYTES:]
     if not hmac.compare_digest(mac, _mac(secret, payload, bearer, loopback=loopback)):
         return None
-    version, key_number, expires_ms, priority, weight, tenant_bytes, key_bytes = _PAYLOAD.unpack_from(payload)
+    version, key_number, expires_ms, priority, weight, *lengths = _PAYLOAD.unpack_from(payload)
     names = payload[_PAYLOAD.size :]
-    if version != VERSION or len(names) != tenant_bytes + key_bytes:
+    if version != VERSION or len(names) != sum(lengths):
         return None
-    tenant, key = names[:tenant_bytes].decode(), names[tenant_bytes:].decode()
-    return HeaderClaims(key_number, expires_ms, priority, weight, tenant, key)
+    key_start, key_end = lengths[0], lengths[0] + lengths[1]
+    tenant, key, regions = (each.decode() for each in (names[:key_start], names[key_start:key_end], names[key_end:]))
+    allowed = tuple(regions.split(",")) if regions else ()
+    return HeaderClaims(key_number, expires_ms, priority, weight, tenant, key, allowed)
 
 
 def _decoded(header: str) -> bytes | None:

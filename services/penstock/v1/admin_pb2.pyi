@@ -445,6 +445,7 @@ class Tenant(_message.Message):
     BUDGETS_FIELD_NUMBER: _builtins.int
     SOFT_SHARE_FIELD_NUMBER: _builtins.int
     SHADOW_FIELD_NUMBER: _builtins.int
+    ALLOWED_REGIONS_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     """Lower-case letters, digits and hyphens, at most 63."""
     priority: _inference_pb2.Priority.ValueType
@@ -464,7 +465,7 @@ class Tenant(_message.Message):
     soft_share: _builtins.float
     """Share of a budget from which admitted requests carry a warning, above 0 and below 1. 0: no warning."""
     shadow: _builtins.bool
-    """Whether limits and budgets only count the requests that they would refuse. Allowed models apply."""
+    """Whether limits and budgets only count the requests that they would refuse. Allowed models and regions apply."""
     @_builtins.property
     def allowed_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Models that the tenant may use: exact names, or names with `*` at their end. Empty: all. At most 64."""
@@ -476,6 +477,10 @@ class Tenant(_message.Message):
     @_builtins.property
     def budgets(self) -> _containers.RepeatedCompositeFieldContainer[Global___Budget]:
         """At most one of each period and unit."""
+
+    @_builtins.property
+    def allowed_regions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Regions in which requests of the tenant may be served: names as in PENSTOCK_REGION, at most 16. Empty: all."""
 
     def __init__(
         self,
@@ -493,10 +498,11 @@ class Tenant(_message.Message):
         budgets: _abc.Iterable[Global___Budget] | None = ...,
         soft_share: _builtins.float = ...,
         shadow: _builtins.bool = ...,
+        allowed_regions: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_models", b"allowed_models", "budgets", b"budgets", "concurrent_requests", b"concurrent_requests", "input_tokens_per_minute", b"input_tokens_per_minute", "model_limits", b"model_limits", "output_tokens_per_minute", b"output_tokens_per_minute", "priority", b"priority", "requests_per_minute", b"requests_per_minute", "shadow", b"shadow", "soft_share", b"soft_share", "tenant_id", b"tenant_id", "tokens_per_minute", b"tokens_per_minute", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_models", b"allowed_models", "allowed_regions", b"allowed_regions", "budgets", b"budgets", "concurrent_requests", b"concurrent_requests", "input_tokens_per_minute", b"input_tokens_per_minute", "model_limits", b"model_limits", "output_tokens_per_minute", b"output_tokens_per_minute", "priority", b"priority", "requests_per_minute", b"requests_per_minute", "shadow", b"shadow", "soft_share", b"soft_share", "tenant_id", b"tenant_id", "tokens_per_minute", b"tokens_per_minute", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

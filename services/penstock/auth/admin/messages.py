@@ -71,6 +71,7 @@ def tenant_message(quota: TenantQuota) -> pb.Tenant:
         input_tokens_per_minute=policy.limits.input_tokens_per_minute,
         output_tokens_per_minute=policy.limits.output_tokens_per_minute,
         allowed_models=policy.allowed_models,
+        allowed_regions=policy.allowed_regions,
         model_limits=[
             pb.ModelLimits(model=model, limits=policies.limits_message(limits)) for model, limits in policy.model_limits
         ],

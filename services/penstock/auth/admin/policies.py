@@ -1,13 +1,14 @@
 """Conversion of limits, budgets and prices to messages of the Admin service, and validation of its requests."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from penstock.auth.identity.policy import Budget, BudgetPeriod, BudgetUnit, Limits, Policy
 from penstock.auth.quota.prices import DEFAULT_MODEL, Price
 from penstock.auth.quota.scope_quota import ScopeQuota
+from penstock.chassis.config import check_region
 from penstock.chassis.errors import InvalidArgument
-from penstock.mesh.limits.bounds import MODEL_NAME_CHARS
+from penstock.mesh.limits.bounds import ALLOWED_REGIONS, MODEL_NAME_CHARS
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.failure_pb2 import FieldViolation
 
@@ -56,6 +57,7 @@ def tenant_policy_of(message: pb.Tenant, errors: Errors) -> Policy:
         limits=limits,
         allowed_models=policy.allowed_models,
         model_limits=tuple(model_limits.items()),
+        allowed_regions=_regions_of(message.allowed_regions, errors),
         budgets=policy.budgets,
         soft_share=policy.soft_share,
         shadow=policy.shadow,
@@ -159,6 +161,18 @@ def _policy_of(message: pb.Tenant | pb.KeyLimits, path: str, errors: Errors) -> 
         soft_share=message.soft_share,
         shadow=message.shadow,
     )
+
+
+def _regions_of(names: Sequence[str], errors: Errors) -> tuple[str, ...]:
+    """Return the regions of a tenant, each once. Invalid ones are added to `errors`."""
+    if len(names) > ALLOWED_REGIONS:
+        errors["tenant.allowed_regions"] = f"must have at most {ALLOWED_REGIONS} entries"
+    for place, name in enumerate(names):
+        try:
+            check_region("", name)
+        except ValueError:
+            errors[f"tenant.allowed_regions[{place}]"] = "must be the name of a region, as in PENSTOCK_REGION"
+    return tuple(dict.fromkeys(names))
 
 
 def _budgets_of(messages: Iterable[pb.Budget], path: str, errors: Errors) -> tuple[Budget, ...]:

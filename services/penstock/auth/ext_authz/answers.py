@@ -3,7 +3,7 @@
 import base64
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from http import HTTPStatus
 from types import MappingProxyType
 
@@ -11,6 +11,8 @@ import grpc
 
 from penstock.chassis.errors import PUSHBACK_METADATA_KEY, PenstockError
 from penstock.mesh.identity_header import HEADER
+from penstock.mesh.regions import HEADER as REGIONS_HEADER
+from penstock.mesh.regions import regions_header
 
 # As edge/api/openai/errors.py; a test compares the answers. RESOURCE_EXHAUSTED is the caller's own limit here.
 _STATUS: Mapping[grpc.StatusCode, int] = MappingProxyType(
@@ -32,9 +34,9 @@ _TYPE: Mapping[int, str] = MappingProxyType(
 _INVALID_KEY = frozenset({"KEY_MISSING", "KEY_UNKNOWN", "KEY_REVOKED"})
 
 
-def passed(header: str) -> bytes:
+def passed(header: str, allowed_regions: Collection[str]) -> bytes:
     """Return the response for a known caller, whose request goes on with the identity header."""
-    return _response(200, {HEADER: header}, b"")
+    return _response(200, {HEADER: header, REGIONS_HEADER: regions_header(allowed_regions)}, b"")
 
 
 def denied(error: PenstockError, *, is_grpc: bool) -> bytes:

@@ -75,7 +75,7 @@ class Authorization:
         identity = self._authorizer.identify(credential, now)
         header = self._identity_keys.sign(identity, credential, now)
         self.passed += 1
-        return answers.passed(header)
+        return answers.passed(header, identity.allowed_regions)
 
     def _deny(self, error: PenstockError, headers: Mapping[str, str]) -> bytes:
         """Return the response of an error, which is the same for all callers."""

@@ -49,6 +49,7 @@ class IdentityKeyRing:
             identity.weight,
             identity.tenant_id,
             identity.key_id,
+            tuple(identity.allowed_regions),
         )
         return signed_header(key.secret, claims, credential.bearer, loopback=credential.loopback)
 

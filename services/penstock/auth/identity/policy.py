@@ -1,4 +1,4 @@
-"""Policies: the limits, budgets and allowed models that an operator sets for a tenant or for a key."""
+"""Policies: the limits, budgets, allowed models and allowed regions that an operator sets for a tenant or for a key."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -55,6 +55,7 @@ class Policy:
     limits: Limits = NO_LIMITS
     allowed_models: tuple[str, ...] = ()  # exact names, or names with `*` at their end; empty: all
     model_limits: tuple[tuple[str, Limits], ...] = ()  # of a tenant only
+    allowed_regions: tuple[str, ...] = ()  # of a tenant only; empty: all
     budgets: tuple[Budget, ...] = ()  # at most one of each period and unit
     soft_share: float = 0.0  # share of a budget from which admitted requests carry a warning; 0: none
     shadow: bool = False  # limits and budgets count the requests that they would refuse, and refuse none

@@ -16,6 +16,7 @@ def policy_text(policy: Policy) -> str:
     found: dict[str, Any] = {
         "limits": _limits_object(policy.limits),
         "allowed_models": policy.allowed_models,
+        "allowed_regions": policy.allowed_regions,
         "model_limits": {model: _limits_object(limits) for model, limits in policy.model_limits},
         "budgets": [[each.period, each.unit, each.amount] for each in policy.budgets],
         "soft_share": policy.soft_share,
@@ -32,6 +33,7 @@ def policy_of(text: str) -> Policy:
     return Policy(
         limits=_limits_of(found.get("limits", {})),
         allowed_models=tuple(found.get("allowed_models", ())),
+        allowed_regions=tuple(found.get("allowed_regions", ())),
         model_limits=tuple((model, _limits_of(each)) for model, each in found.get("model_limits", {}).items()),
         budgets=tuple(
             Budget(BudgetPeriod(period), BudgetUnit(unit), amount) for period, unit, amount in found.get("budgets", ())

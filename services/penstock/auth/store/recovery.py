@@ -36,7 +36,7 @@ def recover(config: AuthConfig, state: StoredState, now: float, epochs: Mapping[
     uses = GrantUses(reservations.is_lost)
     uses.restore(state.grant_uses)
     failure_limits = FailureLimits(config.failures_per_source, config.failures_per_edge)
-    return Authorizer(
+    authorizer = Authorizer(
         keys,
         Authenticator(keys, DelegationIssuer(pepper), failure_limits),
         reservations,
@@ -47,7 +47,10 @@ def recover(config: AuthConfig, state: StoredState, now: float, epochs: Mapping[
         config.fallback_tokens,
         accept_ungranted_fallback=config.accept_ungranted_fallback,
         served=ServedPartitions(epochs),
+        region=config.region,
     )
+    authorizer.residency.replace(state.tenants)
+    return authorizer
 
 
 def _reservations(config: AuthConfig, state: StoredState, now: float) -> ReservationTable:

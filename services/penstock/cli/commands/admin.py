@@ -7,7 +7,7 @@ import click
 
 from penstock.cli.commands.models import models
 from penstock.cli.commands.prices import prices
-from penstock.cli.limit_options import model_limit_option, policy_options, rate_options
+from penstock.cli.limit_options import model_limit_option, policy_options, rate_options, region_option
 from penstock.cli.options import TIERS, FiniteFloat, find_processes, find_tier, json_option, target_option
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def tenants() -> None:
 @rate_options
 @model_limit_option
 @policy_options
+@region_option
 @target_option
 @json_option
 def put_tenant(target: str, as_json: bool, priority: str, **options: Any) -> None:

@@ -57,5 +57,6 @@ class IdentityHeaders:
                     priority=claims.priority,  # type: ignore[arg-type]  # as auth sent it
                     weight=claims.weight,
                     key_id=claims.key_id,
+                    allowed_regions=claims.allowed_regions,
                 )
         return None

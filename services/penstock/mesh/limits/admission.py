@@ -51,7 +51,9 @@ ADMISSION: Table = {
         "weight": Real(bounds.WEIGHT),
         "cache_salt": SALT,
         "key_id": ID,
+        "allowed_regions": Many(bounds.ALLOWED_REGIONS, Text(bounds.REGION_CHARS, "[a-z0-9-]*")),
     },
+    "penstock.mesh.v1.Residency": {"digest": Data(64)},
     "penstock.mesh.v1.Identified": {"request_id": ID, "identity": Part(), "delegation": DELEGATION},
     "penstock.mesh.v1.Admitted": {
         "request_id": ID,

@@ -337,6 +337,7 @@ class AdmitResponse(_message.Message):
     OWNED_PARTITIONS_FIELD_NUMBER: _builtins.int
     NOT_OWNER_FIELD_NUMBER: _builtins.int
     ROUTES_FIELD_NUMBER: _builtins.int
+    RESIDENCY_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
@@ -387,6 +388,10 @@ class AdmitResponse(_message.Message):
         """Replaces the routes of models."""
 
     @_builtins.property
+    def residency(self) -> Global___Residency:
+        """Tells edges when cached identities may have the wrong regions."""
+
+    @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdmitResponse]:
         """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
 
@@ -405,13 +410,14 @@ class AdmitResponse(_message.Message):
         owned_partitions: Global___OwnedPartitions | None = ...,
         not_owner: Global___NotOwner | None = ...,
         routes: Global___Routes | None = ...,
+        residency: Global___Residency | None = ...,
         more: _abc.Iterable[Global___AdmitResponse] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "identity_keys", b"identity_keys", "not_owner", b"not_owner", "owned_partitions", b"owned_partitions", "rejected", b"rejected", "routes", b"routes", "settled", b"settled", "store_state", b"store_state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "identity_keys", b"identity_keys", "not_owner", b"not_owner", "owned_partitions", b"owned_partitions", "rejected", b"rejected", "residency", b"residency", "routes", b"routes", "settled", b"settled", "store_state", b"store_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "identity_keys", b"identity_keys", "more", b"more", "not_owner", b"not_owner", "owned_partitions", b"owned_partitions", "rejected", b"rejected", "routes", b"routes", "settled", b"settled", "store_state", b"store_state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "identified", b"identified", "identity_keys", b"identity_keys", "more", b"more", "not_owner", b"not_owner", "owned_partitions", b"owned_partitions", "rejected", b"rejected", "residency", b"residency", "routes", b"routes", "settled", b"settled", "store_state", b"store_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "identified", "admitted", "rejected", "settled", "heartbeat", "end", "store_state", "identity_keys", "owned_partitions", "not_owner", "routes"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "identified", "admitted", "rejected", "settled", "heartbeat", "end", "store_state", "identity_keys", "owned_partitions", "not_owner", "routes", "residency"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -428,6 +434,7 @@ class Identity(_message.Message):
     WEIGHT_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     KEY_ID_FIELD_NUMBER: _builtins.int
+    ALLOWED_REGIONS_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     """Billed tenant."""
     priority: _inference_pb2.Priority.ValueType
@@ -438,6 +445,10 @@ class Identity(_message.Message):
     """Secret of the tenant that salts prefix hashes, 16 bytes; derived by auth, never from the client."""
     key_id: _builtins.str
     """Public part of the key, for logs."""
+    @_builtins.property
+    def allowed_regions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the regions in which requests of the tenant may be served, at most 16. Empty: in all."""
+
     def __init__(
         self,
         *,
@@ -446,10 +457,11 @@ class Identity(_message.Message):
         weight: _builtins.float = ...,
         cache_salt: _builtins.bytes = ...,
         key_id: _builtins.str = ...,
+        allowed_regions: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "key_id", b"key_id", "priority", b"priority", "tenant_id", b"tenant_id", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_regions", b"allowed_regions", "cache_salt", b"cache_salt", "key_id", b"key_id", "priority", b"priority", "tenant_id", b"tenant_id", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -608,7 +620,7 @@ class Rejected(_message.Message):
     def failure(self) -> _failure_pb2.Failure:
         """UNAUTHENTICATED / KEY_MISSING, KEY_UNKNOWN, KEY_REVOKED, KEY_EXPIRED, TOKEN_INVALID, TOKEN_EXPIRED,
         DELEGATION_INVALID, DELEGATION_EXPIRED; PERMISSION_DENIED / LOOPBACK_ONLY, TENANT_UNKNOWN, GRANT_INVALID,
-        MODEL_FORBIDDEN, DELEGATION_REFUSED; RESOURCE_EXHAUSTED / QUOTA_EXCEEDED or BUDGET_EXCEEDED with every exceeded limit
+        REGION_NOT_ALLOWED, MODEL_FORBIDDEN, DELEGATION_REFUSED; RESOURCE_EXHAUSTED / QUOTA_EXCEEDED or BUDGET_EXCEEDED with every exceeded limit
         and the time to retry, TOO_MANY_FAILURES; UNAVAILABLE / STORE_UNAVAILABLE, ISSUER_UNAVAILABLE.
         """
 
@@ -658,6 +670,30 @@ class StoreState(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StoreState: _TypeAlias = StoreState  # noqa: Y015
+
+@_typing.final
+class Residency(_message.Message):
+    """Residency names the state of the regions that tenants allow. Auth sends it at the beginning of a stream, and at each
+    change. An edge that receives another digest than before forgets the identities that it has cached.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    digest: _builtins.bytes
+    """Digest over all tenants that do not allow all regions, the same at each replica, 16 bytes. Empty: there are none."""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Residency: _TypeAlias = Residency  # noqa: Y015
 
 @_typing.final
 class Settled(_message.Message):
