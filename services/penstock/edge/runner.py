@@ -75,7 +75,15 @@ class RequestRunner:
         )
         self._memory = self.requests.memory
         self._memory.on_exhausted = self._on_memory_exhausted
-        self.auth = AuthClient(config.auths, hello, self.requests, self, config.auth_fallback_limits, dialer=dialer)
+        self.auth = AuthClient(
+            config.auths,
+            hello,
+            self.requests,
+            self,
+            config.auth_fallback_limits,
+            region=config.region,
+            dialer=dialer,
+        )
         self.router = ModelRouter(self.auth.routes, catalog)
         self.on_routed: Callable[[RequestContext], None] = lambda _: None  # a request of a route was accepted
         self.admission = AdmissionFilter(

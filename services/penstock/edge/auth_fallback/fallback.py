@@ -18,6 +18,7 @@ from penstock.chassis.errors import (
 from penstock.chassis.observability.metrics import counter
 from penstock.edge.auth_fallback.identity_cache import IdentityCache, KeyGrant
 from penstock.edge.auth_fallback.pending import AuthFallbackLimits, DeferredReservation, DeferredReservations
+from penstock.edge.auth_fallback.residency import Residency
 from penstock.edge.auth_fallback.watch import OutageWatch
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
 from penstock.edge.lifecycle.effects import Settle
@@ -52,12 +53,14 @@ class AuthFallback:
         deferred_frame: Callable[[RequestContext, Identity, bytes], AdmitRequest],  # of request, caller and grant
         watch: OutageWatch,
         *,
+        region: str,  # of this edge; empty: not set
         send: Callable[[int, AdmitRequest], object],  # to the owner of a partition
     ) -> None:
         self._limits = limits
         self._runner = runner
         self._deferred_frame = deferred_frame
         self._watch = watch
+        self._residency = Residency(region)
         self._send = send
         self._identities = IdentityCache(
             max_entries=limits.max_identities, ttl=limits.identity_ttl, pepper=secrets.token_bytes(32)
@@ -114,10 +117,25 @@ class AuthFallback:
 
     # Responses of auth.
 
+    def refusal(self, identity: Identity) -> PermissionDenied | None:
+        """Return the error of a caller whose tenant does not allow the region of this edge."""
+        return self._residency.refusal(identity)
+
+    def on_residency(self, address: str, digest: bytes) -> None:
+        """Forget all callers if tenants allow other regions than before, because some may be refused now."""
+        if self._residency.is_changed(address, digest):
+            self._identities.forget_identities()
+
     def cache_identity(self, admitted: Admitted, context: RequestContext | None) -> None:
-        """Cache the admitted identity, and the tokens that auth grants to its tenant for an outage."""
+        """Cache the admitted identity, and the tokens that auth grants to its tenant for an outage.
+
+        Auth also admits what an edge has admitted under a grant before the regions of the tenant changed. This edge now
+        refuses such a caller.
+        """
         now = self._runner.now()
-        if context:
+        if context and self.refusal(admitted.identity):
+            self._identities.invalidate(context.credential)
+        elif context:
             self._identities.record_admitted(context.credential, admitted.identity, context.spec.priority, now)
         tenant_id = admitted.identity.tenant_id
         expires_at = now + admitted.fallback_grant_time_left_nanos / 1e9 if admitted.fallback_grant else math.inf
@@ -126,7 +144,9 @@ class AuthFallback:
         self._identities.grant(tenant_id, admitted.fallback_tokens - self._deferred.tokens_of(tenant_id))
 
     def cache_identified(self, credential: Credential, identity: Identity) -> None:
-        self._identities.record_identified(credential, identity, self._runner.now())
+        """Cache a caller that auth has identified, unless this edge refuses it."""
+        if self.refusal(identity) is None:
+            self._identities.record_identified(credential, identity, self._runner.now())
 
     def find_known(self, credential: Credential) -> Identity | None:
         """Return the identity of a caller that auth recently admitted or identified."""

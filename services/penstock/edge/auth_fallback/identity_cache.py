@@ -80,6 +80,11 @@ class IdentityCache:
         self._identities.pop(digest, None)
         self._identified.pop(digest, None)
 
+    def forget_identities(self) -> None:
+        """Remove all callers. The grants of tenants and keys stay."""
+        self._identities.clear()
+        self._identified.clear()
+
     def record_rejected(self, credential: Credential) -> None:
         """Record that auth rejected a request of a caller, until it admits one again."""
         digest = self._hash.digest(credential)

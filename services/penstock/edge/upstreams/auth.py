@@ -45,6 +45,7 @@ class AuthClient:
         runner: EffectRunner,
         fallback_limits: AuthFallbackLimits,
         *,
+        region: str = "",  # of this edge
         dialer: Dialer = PLAINTEXT,
     ) -> None:
         self._requests = requests
@@ -66,7 +67,12 @@ class AuthClient:
         )
         self._settlements = Settlements(self._streams.send_to_owner, self._streams.send_later)
         self.fallback = AuthFallback(
-            fallback_limits, runner, frames.reserve_admitted, self._watch, send=self._streams.send_to_owner
+            fallback_limits,
+            runner,
+            frames.reserve_admitted,
+            self._watch,
+            region=region,
+            send=self._streams.send_to_owner,
         )
         self._identifies = IdentifyCalls(
             self._streams, self._watch, self.fallback, max_calls=requests.max_active_requests
@@ -184,11 +190,16 @@ class AuthClient:
         return await self._identifies.delegate(credential, timeout)
 
     def accept_identity_header(self, header: str, credential: Credential) -> bool:
-        """Return whether auth has identified the caller for our proxy. It is then known as after `identify`."""
+        """Return whether auth has identified the caller for our proxy. It is then known as after `identify`.
+
+        False if the tenant of the caller does not allow the region of this edge, so that auth is asked.
+        """
         identity = self.identity_headers.verify(header, credential, self._runner.now()) if header else None
-        if identity and not self.fallback.find_known(credential):
+        if identity is None or self.fallback.refusal(identity):
+            return False
+        if not self.fallback.find_known(credential):
             self.fallback.cache_identified(credential, identity)
-        return identity is not None
+        return True
 
     async def authenticate(self, credential: Credential, timeout: float) -> Identity:
         """Return the caller's identity. Auth is asked only for a caller that it has not admitted recently."""
@@ -236,6 +247,8 @@ class AuthClient:
             self.identity_headers.on_keys(address, frame.identity_keys, self._runner.now())
         elif kind == "routes":
             self.routes.on_routes(frame.routes)
+        elif kind == "residency":
+            self.fallback.on_residency(address, frame.residency.digest)
         elif kind == "store_state":
             self._on_store_state(address, is_unavailable=frame.store_state.is_unavailable)
 

@@ -61,12 +61,18 @@ class IdentifyCalls:
             raise
         finally:
             del self._calls[call.request_id]
-        self._fallback.cache_identified(credential, identified.identity)
         return identified
 
     def on_identified(self, identified: Identified) -> None:
-        if call := self._open_call(identified.request_id):
-            call.response.set_result(identified)
+        call = self._open_call(identified.request_id)
+        if call is None:
+            return
+        if refusal := self._fallback.refusal(identified.identity):
+            call.response.set_exception(refusal)
+            return
+        # Now and not when the call goes on, so that a later frame of auth may remove it.
+        self._fallback.cache_identified(call.credential, identified.identity)
+        call.response.set_result(identified)
 
     def on_rejected(self, request_id: str, error: PenstockError) -> bool:
         """Return whether the rejected request is an open `identify`."""
