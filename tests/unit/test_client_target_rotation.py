@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.client.target_rotation import FAILURE_COOLDOWN_S, TargetRotation
+from penstock.client.target_rotation import FAILURE_COOLDOWN_S, REFUSAL_COOLDOWN_S, TargetRotation
 
 SOON = FAILURE_COOLDOWN_S / 2
 
@@ -44,7 +44,7 @@ def test_failover_targets_are_used_only_while_every_home_target_is_down():
     assert [rotation.next(10.0) for _ in range(2)] == ["b", "b"]
     rotation.mark_unreachable("b", 10.0)
     assert [rotation.next(10.0) for _ in range(3)] == ["x", "y", "x"]
-    assert rotation.is_home_down
+    assert not rotation.is_home_usable(10.0)
 
 
 def test_a_home_target_that_is_down_is_used_again_when_it_is_up_and_not_when_its_cooldown_ends():
@@ -94,3 +94,33 @@ def test_another_target_counts_as_healthy_only_if_it_is_neither_the_last_one_nor
     assert rotation.has_healthy(10.0)
     rotation.mark_unreachable("x", 10.0)
     assert not rotation.has_healthy(10.0 + SOON)
+
+
+def test_a_target_that_refuses_the_caller_is_used_again_after_its_cooldown_or_if_all_refuse():
+    rotation = TargetRotation(["eu", "us"])
+    assert rotation.mark_refused("eu", 10.0)
+    fail(rotation, "us", 11.0)
+    assert [rotation.next(11.0) for _ in range(3)] == ["us", "us", "us"]
+    assert not rotation.has_healthy(11.0)
+    assert {rotation.next(10.0 + REFUSAL_COOLDOWN_S) for _ in range(2)} == {"eu", "us"}
+    assert rotation.mark_refused("eu", 80.0)
+    assert not rotation.mark_refused("us", 80.0)
+    assert {rotation.next(90.0) for _ in range(2)} == {"eu", "us"}
+
+
+def test_a_failover_target_is_used_while_every_home_target_is_down_or_refuses_the_caller():
+    rotation = TargetRotation(["a", "b"], ["x"])
+    rotation.mark_unreachable("a", 10.0)
+    assert rotation.is_home_usable(10.0)
+    assert rotation.mark_refused("b", 10.0)
+    assert not rotation.is_home_usable(10.0)
+    assert [rotation.next(10.0) for _ in range(2)] == ["x", "x"]
+    assert rotation.is_home_usable(10.0 + REFUSAL_COOLDOWN_S)
+    assert rotation.next(10.0 + REFUSAL_COOLDOWN_S) == "b"
+
+
+def test_a_failover_target_that_refuses_the_caller_is_not_used_while_home_is_down():
+    rotation = TargetRotation(["a"], ["x"])
+    rotation.mark_unreachable("a", 10.0)
+    assert rotation.mark_refused("x", 10.0)
+    assert [rotation.next(20.0) for _ in range(2)] == ["a", "a"]

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import grpc
 
 from penstock.chassis.channels import CHANNEL_OPTIONS, channel
-from penstock.chassis.errors import DeadlineExceeded, Unavailable, error_from_rpc
+from penstock.chassis.errors import DeadlineExceeded, PenstockError, Unavailable, error_from_rpc
 from penstock.chassis.lifecycle import background
 from penstock.client.retries import CONNECTION_LOST
-from penstock.client.target_rotation import TargetRotation
+from penstock.client.target_rotation import REFUSAL_COOLDOWN_S, TargetRotation
+from penstock.mesh.regions import REGION_NOT_ALLOWED
 from penstock.v1.inference_pb2 import ListModelsRequest
 from penstock.v1.inference_pb2_grpc import InferenceStub
 
@@ -58,7 +59,7 @@ class Endpoints:
         self._metadata = metadata
         self._rotation = TargetRotation(targets, failover)
         self._target_down = asyncio.Event()  # a home target is down
-        self._home_up = asyncio.Event()  # a home target is not down
+        self._home_up = asyncio.Event()  # a home target is usable
         self._home_up.set()
         self._endpoints: dict[str, Endpoint] = {}
         self._stack = AsyncExitStack()
@@ -81,7 +82,7 @@ class Endpoints:
         return self._endpoints[self._rotation.next(time.monotonic())]
 
     def has_healthy_other(self) -> bool:
-        """Return whether a target other than the last one has not failed recently."""
+        """Return whether a target other than the last one has neither failed nor refused the caller recently."""
         return self._rotation.has_healthy(time.monotonic())
 
     def mark_failed(self, endpoint: Endpoint, began_at: float) -> None:
@@ -89,8 +90,17 @@ class Endpoints:
         self._rotation.mark_failed(endpoint.target, began_at, time.monotonic())
         self._update_events()
 
+    def can_leave(self, endpoint: Endpoint, error: PenstockError) -> bool:
+        """Return whether an endpoint refuses the caller for its region, and another endpoint may accept it."""
+        if error.reason != REGION_NOT_ALLOWED:
+            return False
+        can_leave = self._rotation.mark_refused(endpoint.target, time.monotonic())
+        self._update_events()
+        asyncio.get_running_loop().call_later(REFUSAL_COOLDOWN_S, self._update_events)
+        return can_leave
+
     async def wait_home(self) -> None:
-        """Wait until a home target is not down."""
+        """Wait until a home target is usable."""
         await self._home_up.wait()
 
     async def next_connected(self, timeout: float) -> Endpoint:
@@ -137,7 +147,7 @@ class Endpoints:
 
     def _update_events(self) -> None:
         _set_if(self._target_down, bool(self._rotation.down))
-        _set_if(self._home_up, not self._rotation.is_home_down)
+        _set_if(self._home_up, self._rotation.is_home_usable(time.monotonic()))
 
     def _channel(self, target: str) -> grpc.aio.Channel:
         if self._credentials is None:

@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 from typing import Unpack
 from uuid import uuid4
 
-from penstock.chassis.errors import Cancelled, PenstockError, Unavailable
+from penstock.chassis.errors import Cancelled, PenstockError, PermissionDenied, Unavailable
 from penstock.client.calls import traced
 from penstock.client.endpoints import Endpoint, Endpoints, Metadata
 from penstock.client.progress import Event
@@ -64,8 +64,10 @@ class Session:
                 group.create_task(self._run_stream(stream))
                 returning = group.create_task(self._return_home(stream)) if endpoint.is_failover else None
                 await stream.wait_retired()
-                self._set_rejection(stream.rejection)
-                if returning is None or returning.cancel():  # not if it was retired because a home target is up
+                is_returning = returning is not None and not returning.cancel()  # as a home target is up
+                is_refused = stream.rejection is not None and self._endpoints.can_leave(endpoint, stream.rejection)
+                self._set_rejection(None if is_refused else stream.rejection)
+                if not (is_returning or is_refused):
                     self._endpoints.mark_failed(endpoint, began_at)
                 wait = RECONNECT_BACKOFF_S[0] if stream.was_connected else min(2 * wait, RECONNECT_BACKOFF_S[1])
                 if not stream.was_connected:
@@ -85,7 +87,11 @@ class Session:
             stream.fail(_closed())
 
     async def attempt(self, request: GenerateRequest, connect_timeout: float) -> AsyncGenerator[Event, None]:
-        """Run one attempt. A DRAINING rejection moves it to another edge without counting as an attempt."""
+        """Run one attempt.
+
+        A DRAINING rejection moves it to another edge, and a refusal of the edge's region to one of another region,
+        without counting as an attempt.
+        """
         deadline, wait = time.monotonic() + connect_timeout, 0.0
         while True:
             stream = await self._wait_accepting_stream(deadline, connect_timeout)
@@ -93,6 +99,10 @@ class Session:
                 async with aclosing(stream.attempt(request)) as events:
                     async for event in events:
                         yield event
+            except PermissionDenied as error:
+                if not self._endpoints.can_leave(stream.endpoint, error):
+                    raise
+                stream.retire()
             except Unavailable as error:
                 if error.reason == DRAINING or (
                     error.reason in SWITCH_EDGE_REASONS and self._endpoints.has_healthy_other()

@@ -224,7 +224,8 @@ class Link(Generic[Out, In]):
                     await self._read(call, endpoint)
         except TimeoutError:
             endpoint.close_reason = endpoint.close_reason or "no hello"
-            await self._log_failed_call(call)
+            if self._endpoint is None and call.done() and await call.code() is not grpc.StatusCode.OK:
+                self._record_rejection(await _status_of(call), endpoint)
         except (
             grpc.RpcError,
             FailedPrecondition,
@@ -233,9 +234,7 @@ class Link(Generic[Out, In]):
             asyncio.InvalidStateError,
         ) as error:
             endpoint.close_reason = endpoint.close_reason or _reason(error)
-            self._log_rejection(error)
-            if self._on_rejected and isinstance(error, grpc.aio.AioRpcError) and not endpoint.hello.instance_id:
-                self._on_rejected(error_from_rpc(error))
+            self._record_rejection(error, endpoint)
         except Exception:
             log.exception("frame_failed", link=self.name)  # the next stream starts from a clean state
             endpoint.close_reason = "frame failed"
@@ -261,6 +260,11 @@ class Link(Generic[Out, In]):
         if self._on_up:
             self._on_up(endpoint.hello)
 
+    def _record_rejection(self, error: BaseException, endpoint: StreamEndpoint[Out, In]) -> None:
+        self._log_rejection(error)
+        if self._on_rejected and isinstance(error, grpc.aio.AioRpcError) and not endpoint.hello.instance_id:
+            self._on_rejected(error_from_rpc(error))
+
     def _log_rejection(self, error: BaseException) -> None:
         """Log once per reason that a peer rejects the stream or our frames, because a reconnect will not help.
 
@@ -271,12 +275,6 @@ class Link(Generic[Out, In]):
             self._rejection = reason
             self._log("link_rejected", link=self.name, because=reason)
 
-    async def _log_failed_call(self, call: Any) -> None:
-        """Log the status of a call that failed before the writer or the reader received it."""
-        if self._endpoint is None and call.done() and await call.code() is not grpc.StatusCode.OK:
-            failure = (await call.code(), await call.initial_metadata(), await call.trailing_metadata())
-            self._log_rejection(grpc.aio.AioRpcError(*failure, await call.details()))
-
     def _mark_down(self, endpoint: StreamEndpoint[Out, In]) -> None:
         endpoint.mark_closed("ended" if endpoint.has_peer_ended or endpoint.has_sent_end else "cut")
         if self._endpoint is not endpoint:
@@ -286,6 +284,12 @@ class Link(Generic[Out, In]):
         self._log("link_down", link=self.name, peer=endpoint.hello.instance_id, because=endpoint.close_reason)
         if self._on_down:
             self._on_down(endpoint.close_reason)
+
+
+async def _status_of(call: Any) -> grpc.aio.AioRpcError:
+    """Return the status of a call that has failed, whose first failed operation was not the one of the reader."""
+    failure = (await call.code(), await call.initial_metadata(), await call.trailing_metadata())
+    return grpc.aio.AioRpcError(*failure, await call.details())
 
 
 def _discard_event(_event: str, **_facts: object) -> None: ...

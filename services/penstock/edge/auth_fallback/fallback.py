@@ -126,14 +126,14 @@ class AuthFallback:
         if self._residency.is_changed(address, digest):
             self._identities.forget_identities()
 
-    def cache_identity(self, admitted: Admitted, context: RequestContext | None) -> None:
+    def cache_identity(self, admitted: Admitted, context: RequestContext | None) -> PermissionDenied | None:
         """Cache the admitted identity, and the tokens that auth grants to its tenant for an outage.
 
-        Auth also admits what an edge has admitted under a grant before the regions of the tenant changed. This edge now
-        refuses such a caller.
+        Returns the error of a caller that this edge refuses, which is not cached. Auth admits such a caller if it is of
+        another region, or if this edge admitted the request under a grant before the regions of the tenant changed.
         """
-        now = self._runner.now()
-        if context and self.refusal(admitted.identity):
+        now, refusal = self._runner.now(), self.refusal(admitted.identity)
+        if context and refusal:
             self._identities.invalidate(context.credential)
         elif context:
             self._identities.record_admitted(context.credential, admitted.identity, context.spec.priority, now)
@@ -142,6 +142,7 @@ class AuthFallback:
         grant = KeyGrant(admitted.fallback_tokens, admitted.fallback_grant, expires_at)
         self._identities.grant_key(admitted.identity.key_id, grant)
         self._identities.grant(tenant_id, admitted.fallback_tokens - self._deferred.tokens_of(tenant_id))
+        return refusal
 
     def cache_identified(self, credential: Credential, identity: Identity) -> None:
         """Cache a caller that auth has identified, unless this edge refuses it."""

@@ -87,10 +87,10 @@ class AuthAnswers:
         context, reservation_id = self._requests.get(admitted.request_id), admitted.reservation_id
         tenant_id = admitted.identity.tenant_id
         entry = self._fallback.pop_deferred(admitted.request_id)
-        if context and entry is None and (refusal := self._fallback.refusal(admitted.identity)):
+        refusal = self._fallback.cache_identity(admitted, context)
+        if refusal and context and entry is None:
             self._refuse(context, admitted, refusal)
             return
-        self._fallback.cache_identity(admitted, context)
         if entry and entry.settlement:
             self._settle(admitted.request_id, reservation_id, entry.settlement, tenant_id, entry.on_settled)
             return
@@ -114,7 +114,6 @@ class AuthAnswers:
 
     def _refuse(self, context: RequestContext, admitted: Admitted, error: PenstockError) -> None:
         """Refuse a request that an auth of another region has admitted, and give its tokens back."""
-        self._fallback.invalidate_identity(error, context.credential)
         unused, tenant_id = Settle(0, 0, "shed"), admitted.identity.tenant_id
         self._settle(admitted.request_id, admitted.reservation_id, unused, tenant_id, None)
         self._runner.apply(context, context.request.on_auth_rejected(error, self._runner.now()))
