@@ -35,6 +35,7 @@ CASES = (
     (QuotaExceeded("x", reason="BUDGET_EXCEEDED", retry_after=1e6), LINE_VERDICT_STOP),
     (Unauthenticated("x", reason="KEY_REVOKED"), LINE_VERDICT_STOP),
     (PermissionDenied("x", reason="TENANT_UNKNOWN"), LINE_VERDICT_STOP),
+    (PermissionDenied("x", reason="REGION_NOT_ALLOWED"), LINE_VERDICT_STOP),
     (Overloaded("x", reason="QUEUE_FULL", retry_after=1.0), LINE_VERDICT_LATER),
     (Unavailable("x", reason="NO_WORKER", retry_after=1.0), LINE_VERDICT_LATER),
     (Cancelled("x"), LINE_VERDICT_LATER),
