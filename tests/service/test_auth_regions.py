@@ -3,7 +3,7 @@
 import pytest
 
 from auth_server import auth_process, edge, rejection_of, tenant_with_key
-from penstock.mesh.regions import HEADER
+from penstock.mesh.regions_header import HEADER
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import admin_pb2 as pb
 from penstock.v1.inference_pb2 import PRIORITY_BATCH

@@ -19,7 +19,7 @@ from penstock.chassis.errors import PermissionDenied, Unavailable
 from penstock.edge.auth_fallback.fallback import AuthFallback
 from penstock.edge.auth_fallback.pending import AuthFallbackLimits
 from penstock.edge.auth_fallback.residency import MAX_REPLICAS, Residency
-from penstock.mesh.regions import is_region_allowed, regions_header
+from penstock.mesh.regions import is_region_allowed
 from penstock.mesh.v1.admission_pb2 import Admitted, Credential, FallbackAdmission, Identity, Reserve
 from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED
 
@@ -182,11 +182,6 @@ def test_the_digest_depends_on_tenants_and_their_regions_and_on_no_order_of_chan
     assert first.digest != second.digest
     second.remove("a")
     assert second.digest == b""
-
-
-@pytest.mark.parametrize(("allowed", "header"), [((), "*"), (("eu",), "eu"), (("eu", "us"), "eu,us")])
-def test_the_header_of_proxies_lists_the_regions(allowed, header):
-    assert regions_header(allowed) == header
 
 
 @pytest.mark.parametrize(

@@ -53,13 +53,14 @@ def verified_claims(secret: bytes, header: str, bearer: str, *, loopback: bool) 
     payload, mac = raw[:-MAC_BYTES], raw[-MAC_BYTES:]
     if not hmac.compare_digest(mac, _mac(secret, payload, bearer, loopback=loopback)):
         return None
-    version, key_number, expires_ms, priority, weight, *lengths = _PAYLOAD.unpack_from(payload)
-    names = payload[_PAYLOAD.size :]
-    if version != VERSION or len(names) != sum(lengths):
+    version, key_number, expires_ms, priority, weight, tenant_bytes, key_bytes, region_bytes = _PAYLOAD.unpack_from(
+        payload
+    )
+    names, key_end = payload[_PAYLOAD.size :], tenant_bytes + key_bytes
+    if version != VERSION or len(names) != key_end + region_bytes:
         return None
-    key_start, key_end = lengths[0], lengths[0] + lengths[1]
-    tenant, key, regions = (each.decode() for each in (names[:key_start], names[key_start:key_end], names[key_end:]))
-    allowed = tuple(regions.split(",")) if regions else ()
+    tenant, key = names[:tenant_bytes].decode(), names[tenant_bytes:key_end].decode()
+    allowed = tuple(names[key_end:].decode().split(",")) if region_bytes else ()
     return HeaderClaims(key_number, expires_ms, priority, weight, tenant, key, allowed)
 
 

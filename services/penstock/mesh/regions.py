@@ -2,8 +2,6 @@
 
 from collections.abc import Collection
 
-HEADER = "x-penstock-regions"  # of auth's answer to a proxy: where the proxy may send the request
-ALL_REGIONS = "*"
 REGION_NOT_ALLOWED = "REGION_NOT_ALLOWED"
 
 
@@ -13,11 +11,6 @@ def is_region_allowed(allowed: Collection[str], region: str) -> bool:
     A process whose region is not set is in none of the named ones.
     """
     return not allowed or region in allowed
-
-
-def regions_header(allowed: Collection[str]) -> str:
-    """Return the value of `HEADER`."""
-    return ",".join(allowed) or ALL_REGIONS
 
 
 def refusal_text(tenant_id: str, allowed: Collection[str], region: str) -> str:

@@ -10,9 +10,8 @@ from types import MappingProxyType
 import grpc
 
 from penstock.chassis.errors import PUSHBACK_METADATA_KEY, PenstockError
+from penstock.mesh import regions_header
 from penstock.mesh.identity_header import HEADER
-from penstock.mesh.regions import HEADER as REGIONS_HEADER
-from penstock.mesh.regions import regions_header
 
 # As edge/api/openai/errors.py; a test compares the answers. RESOURCE_EXHAUSTED is the caller's own limit here.
 _STATUS: Mapping[grpc.StatusCode, int] = MappingProxyType(
@@ -36,7 +35,8 @@ _INVALID_KEY = frozenset({"KEY_MISSING", "KEY_UNKNOWN", "KEY_REVOKED"})
 
 def passed(header: str, allowed_regions: Collection[str]) -> bytes:
     """Return the response for a known caller, whose request goes on with the identity header."""
-    return _response(200, {HEADER: header, REGIONS_HEADER: regions_header(allowed_regions)}, b"")
+    regions = ",".join(allowed_regions) or regions_header.ALL_REGIONS
+    return _response(200, {HEADER: header, regions_header.HEADER: regions}, b"")
 
 
 def denied(error: PenstockError, *, is_grpc: bool) -> bytes:
