@@ -7,6 +7,7 @@ import os
 import pytest
 
 from manifest_check.objects import TIERS, Manifests
+from manifest_check.references import needed_secrets
 from manifest_check.rules import manifest_faults
 from manifests import DEPLOY_FOLDER, LOCAL_OVERLAY, OVERLAYS, container, get_object, pods_of, render_overlay
 
@@ -99,3 +100,19 @@ def test_tiers_take_the_place_of_workers_on_a_full_node():
     }
     workers = {priorities.pop(each.name) for each in manifests.of_tier("worker")}
     assert max(workers) < min(priorities.values())
+
+
+@pytest.mark.parametrize("region", ["eu", "us"])
+def test_every_process_of_a_region_has_its_name(region):
+    manifests = Manifests(render_overlay(OVERLAYS / f"region-{region}"))
+    tiers = [each for each in manifests.workloads if each.tier in TIERS]
+    assert {each.tier for each in tiers} == set(TIERS) - {"batch"}
+    names = [manifests.environment(container)["PENSTOCK_REGION"] for each in tiers for container in each.processes]
+    assert set(names) == {region}
+
+
+def test_a_region_has_an_authority_that_its_cluster_does_not_make():
+    manifests = Manifests(render_overlay(OVERLAYS / "region-eu"))
+    assert needed_secrets(manifests) == ["auth-postgres", "door-tls", "penstock-ca"]
+    assert [each["metadata"]["name"] for each in manifests.of_kind("Issuer")] == ["penstock"]
+    assert "penstock-ca" not in needed_secrets(Manifests(render_overlay(OVERLAYS / "postgres")))

@@ -94,10 +94,11 @@ def _named_objects(workload: Workload) -> Iterator[tuple[str, str]]:
 
 
 def needed_secrets(manifests: Manifests) -> list[str]:
-    """Names of Secrets that pods cannot start without and that no object of the overlay makes."""
+    """Names of Secrets that pods and issuers cannot start without and that no object of the overlay makes."""
     made = {each["metadata"].get("name") for each in manifests.of_kind("Secret")}
     made |= {each["spec"]["secretName"] for each in manifests.of_kind("Certificate")}
-    return sorted({name for each in manifests.workloads for name in _secrets(each)} - made)
+    authorities = {each["spec"]["ca"]["secretName"] for each in manifests.of_kind("Issuer") if "ca" in each["spec"]}
+    return sorted({name for each in manifests.workloads for name in _secrets(each)} - made | authorities - made)
 
 
 def _secrets(workload: Workload) -> Iterator[str]:
