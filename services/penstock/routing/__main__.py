@@ -18,6 +18,9 @@ from penstock.routing.door_certificate import CertificateInvalid, DoorCertificat
 from penstock.routing.edges.discovery import EdgeDiscovery
 from penstock.routing.edges.edge_spec import Address
 from penstock.routing.reconciler import Reconciler
+from penstock.routing.regions.planner import RegionPlanner
+from penstock.routing.regions.region_state import RegionStateInvalid
+from penstock.routing.regions.state_file import RegionStateFile
 from penstock.routing.resources.build import ProxyConfig
 from penstock.routing.resources.tracing import Collector
 from penstock.routing.service import AggregatedDiscovery, add_discovery_to_server
@@ -37,8 +40,13 @@ async def run_routing(config: RoutingConfig) -> None:
         keepalive_interval=config.keepalive,
         collector=collector_of(config),
         secrets=config.envoy_secrets,
+        trust_domain=config.trust_domain,
+        region=config.region,
+        region_listen=Address.parse(config.region_listen) if config.region_listen else None,
+        regions=config.other_regions,
     )
-    reconciler = await Reconciler.start(proxy, EdgeDiscovery(config.edges), await door_of(config))
+    planner = await planner_of(config)
+    reconciler = await Reconciler.start(proxy, EdgeDiscovery(config.edges), await door_of(config), planner)
     async with (
         background(reconciler.run(config.discovery_interval)),
         serving(
@@ -54,6 +62,20 @@ async def run_routing(config: RoutingConfig) -> None:
     ):
         await stop_requested()
         reconciler.cache.close()
+
+
+async def planner_of(config: RoutingConfig) -> RegionPlanner:
+    """Return the planner of regions. Raises ConfigError if the file of their state cannot be used."""
+    try:
+        file = await RegionStateFile.load(Path(config.regions_state)) if config.regions_state else None
+    except (RegionStateInvalid, OSError) as error:
+        raise ConfigError(f"PENSTOCK_ROUTING_REGIONS_STATE cannot be used: {error}") from error
+    return RegionPlanner(
+        own=config.region,
+        others=tuple(each.name for each in config.other_regions),
+        file=file,
+        return_step_s=config.region_return_step,
+    )
 
 
 def collector_of(config: RoutingConfig) -> Collector | None:
