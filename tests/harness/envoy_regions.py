@@ -1,11 +1,23 @@
 """Regions as real Envoys with their control planes and fake auth processes, in front of backends of the test."""
 
+import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
+
+import httpx
 
 from envoy_auth import GOOD, EnvoyAuth
 from envoy_proxy import ECHO, Backend, EnvoyProxy, free_port
 
 KNOWN = (("authorization", GOOD),)
+
+
+async def sees_healthy(front, cluster, healthy):
+    """Return once the proxy has `healthy` healthy hosts in a cluster."""
+    async with httpx.AsyncClient() as http:
+        line = f"cluster.{cluster}.membership_healthy: {healthy}"
+        url = f"http://127.0.0.1:{front.admin_port}/stats?filter=membership_healthy"
+        while line not in (await http.get(url)).text.splitlines():  # noqa: ASYNC110  # Envoy notifies of nothing
+            await asyncio.sleep(0.05)
 
 
 class RegionFront:
@@ -53,6 +65,9 @@ class RegionFront:
         for backend in self.backends:
             await backend.stop()
 
+    async def has_no_edge(self, cluster="edge_grpc"):
+        await sees_healthy(self.front, cluster, 0)
+
 
 @asynccontextmanager
 async def running_regions(folder, *names, edges=1, allowed="*", **settings):
@@ -65,17 +80,6 @@ async def running_regions(folder, *names, edges=1, allowed="*", **settings):
             region.door = doors[region.name]
             await stack.enter_async_context(region.running())
         for region in regions:
-            await sees_all_regions(region, len(names) - 1)
+            for name in set(names) - {region.name}:
+                await sees_healthy(region.front, f"region_{name}", 1)
         yield regions
-
-
-async def sees_all_regions(region, others):
-    """Return once the proxy has found the doors of the other regions healthy."""
-    import httpx
-    while True:
-        async with httpx.AsyncClient() as http:
-            stats = (await http.get(f"http://127.0.0.1:{region.front.admin_port}/stats?filter=membership_healthy")).text
-        if sum(line.startswith("cluster.region_") and line.endswith(" 1") for line in stats.splitlines()) == others:
-            return
-        import asyncio
-        await asyncio.sleep(0.1)

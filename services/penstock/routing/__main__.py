@@ -2,6 +2,7 @@
 
 import os
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -11,14 +12,15 @@ from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.observability.sampling import HeadSampler
 from penstock.chassis.operators.listeners import OperatorListeners
 from penstock.chassis.security.process import is_loopback_address, open_security
-from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import serving
 from penstock.routing.config import RoutingConfig
 from penstock.routing.door_certificate import CertificateInvalid, DoorCertificate
 from penstock.routing.edges.discovery import EdgeDiscovery
 from penstock.routing.edges.edge_spec import Address
 from penstock.routing.reconciler import Reconciler
+from penstock.routing.regions.admin import RoutingAdminService
 from penstock.routing.regions.planner import RegionPlanner
+from penstock.routing.regions.proxy_stats import read_proxies
 from penstock.routing.regions.region_state import RegionStateInvalid
 from penstock.routing.regions.state_file import RegionStateFile
 from penstock.routing.resources.build import ProxyConfig
@@ -52,7 +54,13 @@ async def run_routing(config: RoutingConfig) -> None:
         serving(
             config.listen,
             [(add_discovery_to_server, AggregatedDiscovery(reconciler.cache))],
-            admin=AdminService("routing", config.instance_id, reconciler.figures),
+            admin=RoutingAdminService(
+                config.instance_id,
+                reconciler.figures,
+                reconciler=reconciler,
+                others=config.other_regions,
+                read_proxies=partial(read_proxies, config.proxy_stats),
+            ),
             observe=reconciler.observations,
             operators=OperatorListeners.of(config),
             drain_grace=config.drain_grace,
