@@ -7,6 +7,7 @@ import httpx
 
 from envoy_auth import GOOD, EnvoyAuth
 from envoy_proxy import ECHO, Backend, EnvoyProxy, free_port
+from operators import admin_socket
 
 KNOWN = (("authorization", GOOD),)
 
@@ -47,7 +48,12 @@ class RegionFront:
             self.auth = await stack.enter_async_context(self.auth.running())
             for backend in self.backends:
                 await stack.enter_async_context(backend.running())
-            self.front.settings |= {"AUTHS": self.auth.address, "PROXY_STATS": f"127.0.0.1:{self.front.admin_port}"}
+            self.admin = stack.enter_context(admin_socket())
+            self.front.settings |= {
+                "ADMIN_LISTEN": self.admin,
+                "AUTHS": self.auth.address,
+                "PROXY_STATS": f"127.0.0.1:{self.front.admin_port}",
+            }
             self.front.write_edges(*(backend.edge for backend in self.backends))
             self.front.plane = await stack.enter_async_context(self.front.control_plane())
             await self.front.plane.wait_for_line('"listening"')
@@ -64,9 +70,6 @@ class RegionFront:
     async def stop_edges(self):
         for backend in self.backends:
             await backend.stop()
-
-    async def has_no_edge(self, cluster="edge_grpc"):
-        await sees_healthy(self.front, cluster, 0)
 
 
 @asynccontextmanager

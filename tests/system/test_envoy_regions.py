@@ -34,6 +34,7 @@ async def test_calls_of_a_region_whose_edges_die_are_answered_by_the_next_one_an
         assert us.backends[0].metadata["x-penstock-regions"] == "*"
         running = eu.stream()
         assert await running.read() == b"us0 first"
+        assert "x-penstock-unserved" not in dict(await running.initial_metadata())
         await us.stop_edges()  # the stream, which waited for this, ends itself
         assert {await eu.unary() for _ in range(50)} == {b"ap0"}
         async with Backend("eu1").running() as returned:

@@ -4,7 +4,11 @@ from asyncio import run as run_async
 
 import click
 
-from penstock.cli.options import FiniteFloat, json_option, target_option
+from penstock.cli.options import FiniteFloat, json_option
+
+target_option = click.option(
+    "--target", default="", metavar="ADDRESS", help="admin_listen of a routing process: unix:PATH or HOST:PORT"
+)
 
 
 @click.group()

@@ -65,7 +65,7 @@ def connection_manager(
         always_set_request_id_in_response=True,
         request_id_extension=plain_request_ids(),
         tracing=tracing,
-        local_reply_config=local_replies(),
+        local_reply_config=local_replies(is_region_door=is_region_door),
         access_log=[access_log(log_path)] if log_path else [],
     )
 

@@ -5,7 +5,8 @@ The body of a direct response is its message alone; `local_replies` makes JSON o
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from envoy_data_plane.envoy.config.accesslog import v3 as accesslog
 from envoy_data_plane.envoy.config.core import v3 as core
@@ -40,6 +41,9 @@ HTTP_STATUS: Mapping[str, int] = {  # Envoy derives the gRPC status from it
     "REGION_DRAINED": 503,
 }
 DENIED_BY_AUTH = "UAEX"  # response flag
+# No edge is healthy, or none accepts a connection. A proxy of another region repeats such a call elsewhere.
+UNSERVED_FLAGS = ("UH", "UF")
+UNSERVED_HEADER = "x-penstock-unserved"
 REPLY_CODE = "%RESPONSE_CODE_DETAILS%"
 
 
@@ -74,10 +78,14 @@ def set_header(name: str, value: str) -> core.HeaderValueOption:
     )
 
 
-def local_replies() -> hcm.LocalReplyConfig:
-    """Format replies over HTTP as an error of the API. Replies over gRPC, and those that auth wrote, stay unchanged."""
+def local_replies(*, is_region_door: bool = False) -> hcm.LocalReplyConfig:
+    """Format replies over HTTP as an error of the API. Replies over gRPC, and those that auth wrote, stay unchanged.
+
+    `is_region_door`: replies to calls that no edge has accepted have `UNSERVED_HEADER`.
+    """
     return hcm.LocalReplyConfig(
         mappers=[
+            *(_unserved() if is_region_door else ()),
             hcm.ResponseMapper(filter=_all_of(_over_http(), _denied_by_auth()), body_format_override=_auth_body()),
             _mapper(_status("EQ", 401), kind="authentication_error", code="invalid_api_key"),
             _mapper(_status("EQ", 403), kind="permission_error", code="region_not_allowed"),
@@ -86,6 +94,13 @@ def local_replies() -> hcm.LocalReplyConfig:
             _mapper(_status("GE", 500), kind="server_error", code=REPLY_CODE),
         ]
     )
+
+
+def _unserved() -> Iterator[hcm.ResponseMapper]:
+    flags = accesslog.AccessLogFilter(response_flag_filter=accesslog.ResponseFlagFilter(flags=list(UNSERVED_FLAGS)))
+    over_http = _mapper(flags, kind="server_error", code=REPLY_CODE)
+    for mapper in (over_http, hcm.ResponseMapper(filter=flags)):
+        yield replace(mapper, headers_to_add=[set_header(UNSERVED_HEADER, "1")])
 
 
 def _mapper(status: accesslog.AccessLogFilter, *, kind: str, code: str) -> hcm.ResponseMapper:

@@ -9,7 +9,7 @@ from envoy_data_plane.envoy.type.matcher import v3 as matcher
 
 from penstock.mesh import regions_header
 from penstock.routing.regions.traffic_plan import Order, TrafficPlan
-from penstock.routing.resources.local_replies import PATH_UNKNOWN, REGION_NOT_ALLOWED, reply
+from penstock.routing.resources.local_replies import PATH_UNKNOWN, REGION_NOT_ALLOWED, UNSERVED_HEADER, reply
 from penstock.routing.resources.region_clusters import cluster_of
 from penstock.routing.resources.route_actions import REGION_RETRIES, route_to
 
@@ -40,7 +40,12 @@ class FrontForwarding:
                 clusters = {
                     cluster_of(order, own=self.plan.own, own_cluster=cluster): orders[order] for order in orders
                 }
-                yield route.Route(name=name, match=_allowing(match, allowed), route=_weighted(clusters))
+                yield route.Route(
+                    name=name,
+                    match=_allowing(match, allowed),
+                    route=_weighted(clusters),
+                    response_headers_to_remove=[UNSERVED_HEADER],
+                )
             stated = route.HeaderMatcher(name=regions_header.HEADER, present_match=True)
             yield _refusal(name, replace(match, headers=[*match.headers, stated]))
         yield route.Route(name=name, match=match, route=route_to(cluster))
@@ -77,8 +82,7 @@ def _names(region: str) -> route.HeaderMatcher:
 
 def _weighted(clusters: dict[str, int]) -> route.RouteAction:
     if len(clusters) == 1:
-        (only,) = clusters
-        return replace(route_to(only), retry_policy=REGION_RETRIES)
+        return replace(route_to(*clusters), retry_policy=REGION_RETRIES)
     weights = [route.WeightedClusterClusterWeight(name=name, weight=weight) for name, weight in clusters.items()]
     return replace(route_to(weighted=route.WeightedCluster(clusters=weights)), retry_policy=REGION_RETRIES)
 
