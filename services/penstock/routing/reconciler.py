@@ -92,6 +92,10 @@ class Reconciler:
         places = Counter((where.region, where.zone, state) for where, state in states)
         for labels, count in places.items():
             yield Observation(series.EDGES, count, labels)
+        if self.plan.others:
+            for region, percent in self.plan.first_shares().items():
+                yield Observation(series.REGION_SHARE, percent / 100, (region,))
+                yield Observation(series.REGION_DRAINED, self.plan.share(region) == 0, (region,))
         if self.certificate:
             yield Observation(CERTIFICATE_EXPIRY, self.certificate.expires_at, ("door",))
 
