@@ -12,13 +12,17 @@ from operators import admin_socket
 KNOWN = (("authorization", GOOD),)
 
 
+async def wait_for_stat(front, name, is_reached):
+    """Return once `is_reached(value)` is true of a statistic of the proxy."""
+    url = f"http://127.0.0.1:{front.admin_port}/stats?filter=^{name}$"
+    async with httpx.AsyncClient() as http:
+        while not is_reached(int((await http.get(url)).text.rpartition(": ")[2])):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
 async def sees_healthy(front, cluster, healthy):
     """Return once the proxy has `healthy` healthy hosts in a cluster."""
-    async with httpx.AsyncClient() as http:
-        line = f"cluster.{cluster}.membership_healthy: {healthy}"
-        url = f"http://127.0.0.1:{front.admin_port}/stats?filter=membership_healthy"
-        while line not in (await http.get(url)).text.splitlines():  # noqa: ASYNC110  # Envoy notifies of nothing
-            await asyncio.sleep(0.05)
+    await wait_for_stat(front, f"cluster.{cluster}.membership_healthy", lambda value: value == healthy)
 
 
 class RegionFront:
