@@ -51,7 +51,8 @@ async def test_a_drained_region_gets_no_new_call_cuts_none_and_returns_in_steps(
                 await routes_have_changed(eu)
             await sees_healthy(us.front, "region_eu", 1)
             assert {await eu.unary() for _ in range(20)} == {b"eu0"}
-            assert any('"regions.restore"' in line for line in eu.front.plane.lines)
+            audit = [line for line in eu.front.plane.lines if "regions.restore" in line]
+            assert audit, eu.front.plane.lines
 
 
 async def test_a_weight_sends_a_share_of_new_calls_to_another_region(tmp_path):
