@@ -22,6 +22,7 @@ class Check(NamedTuple):
 class EnvoyAuth:
     def __init__(self):
         self.checks = []
+        self.regions = ""  # that all tenants allow; empty: auth does not say
         self.writers = set()
         self.may_answer = asyncio.Event()
         self.may_answer.set()
@@ -62,7 +63,8 @@ class EnvoyAuth:
         await self.may_answer.wait()
         bearer = headers.get("authorization", "")
         if bearer == GOOD:
-            return response(200, {"x-penstock-identity": IDENTITY})
+            allowed = {"x-penstock-regions": self.regions} if self.regions else {}
+            return response(200, {"x-penstock-identity": IDENTITY, **allowed})
         error = QuotaExceeded("no tokens are left", retry_after=2.0) if bearer == SPENT else UNKNOWN
         return denied(error, is_grpc=headers.get("content-type", "").startswith("application/grpc"))
 

@@ -39,6 +39,7 @@ class Backend:
         self.client_disconnected = asyncio.Event()  # a client disconnected before its stream ended
         self.silent_calls = asyncio.Semaphore(0)  # one for each silent call
         self.metadata = {}  # of the last unary call
+        self.writers = set()  # of HTTP connections
         self.calls = []  # paths of all calls over gRPC and HTTP, except health checks
 
     @asynccontextmanager
@@ -62,6 +63,8 @@ class Backend:
     async def stop(self):
         self.may_continue.set()
         self.web.close()
+        for writer in list(self.writers):
+            writer.transport.abort()
         await self.server.stop(None)
 
     @property
@@ -103,12 +106,14 @@ class Backend:
             yield self.name.encode() + b" " + request
 
     async def _http(self, reader, writer):
+        self.writers.add(writer)
         try:
             while request := await reader.readuntil(b"\r\n\r\n"):
                 await self._answer(request.split(b" ", 2)[1].decode(), reader, writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
+            self.writers.discard(writer)
             writer.close()
 
     async def _answer(self, path, reader, writer):

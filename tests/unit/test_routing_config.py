@@ -25,6 +25,11 @@ def test_without_settings_routing_serves_one_edge_on_this_host():
         ("AUTHS", "auth"),
         ("AUTH_CHECK_TIMEOUT", "0"),
         ("MAX_STREAMS_PER_CONNECTION", "0"),
+        ("REGION_LISTEN", "127.0.0.1:7443"),  # without a region
+        ("REGIONS", "us=us.example:7443"),  # without a region
+        ("REGIONS_STATE", "/state/regions.json"),  # without other regions
+        ("REGION_RETURN_STEP", "0"),
+        ("PROXY_STATS", "envoy"),
         ("EGDES", "127.0.0.1:7001/127.0.0.1:7080"),
     ],
 )
@@ -50,3 +55,25 @@ def test_a_door_off_loopback_has_tls_or_is_plaintext_by_name(settings):
 def test_auth_processes_are_named_by_address_or_by_dns():
     config = load(RoutingConfig, "routing", {"PENSTOCK_ROUTING_AUTHS": "127.0.0.1:7002,dns:///auth:7002"})
     assert [str(each) for each in config.auth_addresses] == ["127.0.0.1:7002", "auth:7002"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"PENSTOCK_ROUTING_REGIONS": "us"}, "host:port"),
+        ({"PENSTOCK_ROUTING_REGIONS": "eu=eu.example:7443"}, "each other region once"),
+        ({"PENSTOCK_ROUTING_AUTHS": ""}, "AUTHS must be set"),
+        ({"PENSTOCK_ROUTING_REGION_LISTEN": "0.0.0.0:7443"}, "envoy_secrets"),
+    ],
+)
+def test_regions_need_doors_auth_and_certificates(changed, problem):
+    settings = {
+        "PENSTOCK_REGION": "eu",
+        "PENSTOCK_ROUTING_AUTHS": "auth:7007",
+        "PENSTOCK_ROUTING_REGIONS": "us=us.example:7443,ap=ap.example:7443",
+        "PENSTOCK_ROUTING_REGION_LISTEN": "127.0.0.1:7443",
+    }
+    config = load(RoutingConfig, "routing", settings)
+    assert [str(each.door) for each in config.other_regions] == ["us.example:7443", "ap.example:7443"]
+    with pytest.raises(ConfigError, match=problem):
+        load(RoutingConfig, "routing", settings | changed)

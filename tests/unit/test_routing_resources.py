@@ -85,7 +85,9 @@ def test_with_auth_each_call_is_checked_by_its_headers_and_passes_if_auth_does_n
     service = config["httpService"]
     assert service["serverUri"] == {"uri": "http://auth/check", "cluster": "auth", "timeout": "0.250s"}
     assert service["pathOverride"] == "/check"
-    assert service["authorizationResponse"]["allowedUpstreamHeaders"] == {"patterns": [{"exact": HEADER}]}
+    assert service["authorizationResponse"]["allowedUpstreamHeaders"] == {
+        "patterns": [{"exact": HEADER}, {"exact": "x-penstock-regions"}]
+    }
     assert config["failureModeAllow"] is True
     assert "withRequestBody" not in config
     assert [pattern["exact"] for pattern in config["allowedHeaders"]["patterns"]] == [
@@ -295,6 +297,7 @@ def test_local_replies_over_http_have_the_format_of_an_api_error():
     assert {error["message"] for error in errors} == {"%LOCAL_REPLY_BODY%"}
     assert [error["type"] for error in errors] == [
         "authentication_error",
+        "permission_error",
         "invalid_request_error",
         "invalid_request_error",
         "server_error",

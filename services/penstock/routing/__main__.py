@@ -2,6 +2,7 @@
 
 import os
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -11,13 +12,17 @@ from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.observability.sampling import HeadSampler
 from penstock.chassis.operators.listeners import OperatorListeners
 from penstock.chassis.security.process import is_loopback_address, open_security
-from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import serving
 from penstock.routing.config import RoutingConfig
 from penstock.routing.door_certificate import CertificateInvalid, DoorCertificate
 from penstock.routing.edges.discovery import EdgeDiscovery
 from penstock.routing.edges.edge_spec import Address
 from penstock.routing.reconciler import Reconciler
+from penstock.routing.regions.admin import RoutingAdminService
+from penstock.routing.regions.planner import RegionPlanner
+from penstock.routing.regions.proxy_stats import read_proxies
+from penstock.routing.regions.region_state import RegionStateInvalid
+from penstock.routing.regions.state_file import RegionStateFile
 from penstock.routing.resources.build import ProxyConfig
 from penstock.routing.resources.tracing import Collector
 from penstock.routing.service import AggregatedDiscovery, add_discovery_to_server
@@ -37,14 +42,25 @@ async def run_routing(config: RoutingConfig) -> None:
         keepalive_interval=config.keepalive,
         collector=collector_of(config),
         secrets=config.envoy_secrets,
+        trust_domain=config.trust_domain,
+        region=config.region,
+        region_listen=Address.parse(config.region_listen) if config.region_listen else None,
+        regions=config.other_regions,
     )
-    reconciler = await Reconciler.start(proxy, EdgeDiscovery(config.edges), await door_of(config))
+    planner = await planner_of(config)
+    reconciler = await Reconciler.start(proxy, EdgeDiscovery(config.edges), await door_of(config), planner)
     async with (
         background(reconciler.run(config.discovery_interval)),
         serving(
             config.listen,
             [(add_discovery_to_server, AggregatedDiscovery(reconciler.cache))],
-            admin=AdminService("routing", config.instance_id, reconciler.figures),
+            admin=RoutingAdminService(
+                config.instance_id,
+                reconciler.figures,
+                reconciler=reconciler,
+                others=config.other_regions,
+                read_proxies=partial(read_proxies, config.proxy_stats),
+            ),
             observe=reconciler.observations,
             operators=OperatorListeners.of(config),
             drain_grace=config.drain_grace,
@@ -54,6 +70,20 @@ async def run_routing(config: RoutingConfig) -> None:
     ):
         await stop_requested()
         reconciler.cache.close()
+
+
+async def planner_of(config: RoutingConfig) -> RegionPlanner:
+    """Return the planner of regions. Raises ConfigError if the file of their state cannot be used."""
+    try:
+        file = await RegionStateFile.load(Path(config.regions_state)) if config.regions_state else None
+    except (RegionStateInvalid, OSError) as error:
+        raise ConfigError(f"PENSTOCK_ROUTING_REGIONS_STATE cannot be used: {error}") from error
+    return RegionPlanner(
+        own=config.region,
+        others=tuple(each.name for each in config.other_regions),
+        file=file,
+        return_step_s=config.region_return_step,
+    )
 
 
 def collector_of(config: RoutingConfig) -> Collector | None:

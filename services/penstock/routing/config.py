@@ -9,6 +9,7 @@ from penstock.chassis.config import ServiceConfig, setting
 from penstock.chassis.security.process import is_loopback_address
 from penstock.routing.edges.discovery import FILE_SCHEME
 from penstock.routing.edges.edge_spec import DNS_SCHEME, Address, parse_specs
+from penstock.routing.regions.region_spec import Region, parse_regions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,17 +81,47 @@ class RoutingConfig(ServiceConfig):
         unit="path",
     )
 
+    region_listen: str = setting(
+        "",
+        "Address of the region door: the port on which the proxies accept proxies and edges of other regions, by mutual"
+        " TLS. Needs `region`. Empty: none.",
+        unit="host:port",
+    )
+    regions: tuple[str, ...] = setting(
+        (),
+        "Other regions in order of preference: NAME=HOST:PORT of the region door of each, at most 3. Needs `region` and"
+        " `auths`.",
+    )
+    regions_state: str = setting(
+        "",
+        "File in which drains and weights of regions are kept, the same for all replicas of routing. Empty: regions"
+        " cannot be drained or weighted.",
+        unit="path",
+    )
+    region_return_step: float = setting(
+        10.0,
+        "Time of each step of a region's return after a drain. It gets 25, 50, 75 and 100 % of its calls.",
+        unit="s",
+    )
+    proxy_stats: tuple[str, ...] = setting(
+        (),
+        "Addresses of proxies that serve `/stats/prometheus`, for the health and open calls of regions: host:port or"
+        " dns:///name:port. Empty: both are unknown.",
+    )
+
     def __post_init__(self) -> None:
         ServiceConfig.__post_init__(self)
         Address.parse(self.envoy_listen)
         if not self.edges.startswith(FILE_SCHEME):
             parse_specs(self.edges)
-        for name in ("discovery_interval", "keepalive_interval", "auth_check_timeout", "max_streams_per_connection"):
+        positive = ("discovery_interval", "keepalive_interval", "auth_check_timeout", "max_streams_per_connection")
+        for name in (*positive, "region_return_step"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0")
-        for auth in self.auths:
-            Address.parse(auth.removeprefix(DNS_SCHEME))
+        for address in (*self.auths, *self.proxy_stats):
+            Address.parse(address.removeprefix(DNS_SCHEME))
         self._check_door()
+        self._check_regions()
 
     def _check_door(self) -> None:
         if bool(self.door_certificate) != bool(self.door_key):
@@ -105,6 +136,20 @@ class RoutingConfig(ServiceConfig):
         if self.hsts_max_age < 0:
             raise ValueError("hsts_max_age must not be negative")
 
+    def _check_regions(self) -> None:
+        parse_regions(self.regions, own=self.region)
+        if (self.regions or self.region_listen) and not self.region:
+            raise ValueError("region must be set with regions and region_listen; set PENSTOCK_REGION")
+        if self.regions and not self.auths:
+            raise ValueError("auths must be set with regions, because auth says which calls may leave a region")
+        if self.regions_state and not self.regions:
+            raise ValueError("regions_state needs regions")
+        if not self.region_listen:
+            return
+        Address.parse(self.region_listen)
+        if not (self.envoy_secrets or self.insecure or is_loopback_address(self.region_listen)):
+            raise ValueError("region_listen without envoy_secrets must be on loopback, unless PENSTOCK_INSECURE is set")
+
     @property
     def keepalive(self) -> timedelta:
         return timedelta(seconds=self.keepalive_interval)
@@ -112,3 +157,7 @@ class RoutingConfig(ServiceConfig):
     @property
     def auth_addresses(self) -> tuple[Address, ...]:
         return tuple(Address.parse(auth.removeprefix(DNS_SCHEME)) for auth in self.auths)
+
+    @property
+    def other_regions(self) -> tuple[Region, ...]:
+        return parse_regions(self.regions, own=self.region)

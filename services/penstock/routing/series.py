@@ -18,4 +18,15 @@ DISCOVERY_FAILURES = counter(
     "penstock.routing.discovery_failures", "{poll}", "Polls of the list of edges that failed; the former list is used."
 )
 
-SERIES = (XDS_REQUESTS, XDS_RESPONSES, PROXIES, EDGES, SNAPSHOTS, DISCOVERY_FAILURES)
+REGION_SHARE = gauge(
+    "penstock.routing.region_share",
+    "1",
+    "Share of new calls that go to this region first, among calls whose tenant allows every region.",
+    "region",
+)
+REGION_DRAINED = gauge("penstock.routing.region_drained", "1", "1 if an operator has drained the region.", "region")
+
+SERIES = (
+    *(XDS_REQUESTS, XDS_RESPONSES, PROXIES, EDGES, SNAPSHOTS, DISCOVERY_FAILURES),
+    *(REGION_SHARE, REGION_DRAINED),
+)

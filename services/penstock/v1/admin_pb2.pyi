@@ -12,6 +12,7 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from penstock.v1 import inference_pb2 as _inference_pb2
+from penstock.v1 import region_pb2 as _region_pb2
 from penstock.v1 import route_pb2 as _route_pb2
 import builtins as _builtins
 import sys
@@ -1248,6 +1249,189 @@ class ListTenantsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListTenantsResponse: _TypeAlias = ListTenantsResponse  # noqa: Y015
+
+@_typing.final
+class ListRegionsRequest(_message.Message):
+    """ListRegionsRequest asks for all regions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRegionsRequest: _TypeAlias = ListRegionsRequest  # noqa: Y015
+
+@_typing.final
+class ListRegionsResponse(_message.Message):
+    """ListRegionsResponse has the own region first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def regions(self) -> _containers.RepeatedCompositeFieldContainer[_region_pb2.Region]:
+        """All regions."""
+
+    def __init__(
+        self,
+        *,
+        regions: _abc.Iterable[_region_pb2.Region] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["regions", b"regions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRegionsResponse: _TypeAlias = ListRegionsResponse  # noqa: Y015
+
+@_typing.final
+class DrainRegionRequest(_message.Message):
+    """DrainRegionRequest names the region to drain: the own one or another one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the region."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRegionRequest: _TypeAlias = DrainRegionRequest  # noqa: Y015
+
+@_typing.final
+class DrainRegionResponse(_message.Message):
+    """DrainRegionResponse has the region after the change."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def region(self) -> _region_pb2.Region:
+        """State after the change."""
+
+    def __init__(
+        self,
+        *,
+        region: _region_pb2.Region | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["region", b"region"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["region", b"region"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRegionResponse: _TypeAlias = DrainRegionResponse  # noqa: Y015
+
+@_typing.final
+class RestoreRegionRequest(_message.Message):
+    """RestoreRegionRequest names the region whose drain ends."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the region."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreRegionRequest: _TypeAlias = RestoreRegionRequest  # noqa: Y015
+
+@_typing.final
+class RestoreRegionResponse(_message.Message):
+    """RestoreRegionResponse has the region after the change."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def region(self) -> _region_pb2.Region:
+        """State after the change."""
+
+    def __init__(
+        self,
+        *,
+        region: _region_pb2.Region | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["region", b"region"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["region", b"region"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreRegionResponse: _TypeAlias = RestoreRegionResponse  # noqa: Y015
+
+@_typing.final
+class PutRegionWeightRequest(_message.Message):
+    """PutRegionWeightRequest sets the weight of another region."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PERCENT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the region."""
+    percent: _builtins.int
+    """Percent of new calls, 0 to 100."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        percent: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "percent", b"percent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutRegionWeightRequest: _TypeAlias = PutRegionWeightRequest  # noqa: Y015
+
+@_typing.final
+class PutRegionWeightResponse(_message.Message):
+    """PutRegionWeightResponse has the region after the change."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def region(self) -> _region_pb2.Region:
+        """State after the change."""
+
+    def __init__(
+        self,
+        *,
+        region: _region_pb2.Region | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["region", b"region"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["region", b"region"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutRegionWeightResponse: _TypeAlias = PutRegionWeightResponse  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):

@@ -30,7 +30,8 @@ class AdminStub:
     tier `operator` or metadata `authorization: Bearer TOKEN`; on a unix socket they are the user of the process. Other
     callers receive PERMISSION_DENIED / ADMIN_ONLY, and after several failures RESOURCE_EXHAUSTED / ADMIN_THROTTLED with
     RetryInfo. Changes fail with UNAVAILABLE / AUDIT_UNAVAILABLE if the audit log cannot be written. Auth stores keys and
-    tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
+    tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH. Routing directs calls to regions; other tiers answer
+    UNIMPLEMENTED / NOT_ROUTING.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
@@ -120,6 +121,26 @@ class AdminStub:
                 request_serializer=penstock_dot_v1_dot_admin__pb2.ExportLedgerRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_admin__pb2.ExportLedgerResponse.FromString,
                 _registered_method=True)
+        self.ListRegions = channel.unary_unary(
+                '/penstock.v1.Admin/ListRegions',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.ListRegionsRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.ListRegionsResponse.FromString,
+                _registered_method=True)
+        self.DrainRegion = channel.unary_unary(
+                '/penstock.v1.Admin/DrainRegion',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.DrainRegionRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.DrainRegionResponse.FromString,
+                _registered_method=True)
+        self.RestoreRegion = channel.unary_unary(
+                '/penstock.v1.Admin/RestoreRegion',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.RestoreRegionRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.RestoreRegionResponse.FromString,
+                _registered_method=True)
+        self.PutRegionWeight = channel.unary_unary(
+                '/penstock.v1.Admin/PutRegionWeight',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.PutRegionWeightRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.PutRegionWeightResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/penstock.v1.Admin/Drain',
                 request_serializer=penstock_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
@@ -147,7 +168,8 @@ class AdminServicer:
     tier `operator` or metadata `authorization: Bearer TOKEN`; on a unix socket they are the user of the process. Other
     callers receive PERMISSION_DENIED / ADMIN_ONLY, and after several failures RESOURCE_EXHAUSTED / ADMIN_THROTTLED with
     RetryInfo. Changes fail with UNAVAILABLE / AUDIT_UNAVAILABLE if the audit log cannot be written. Auth stores keys and
-    tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
+    tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH. Routing directs calls to regions; other tiers answer
+    UNIMPLEMENTED / NOT_ROUTING.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
@@ -273,6 +295,37 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRegions(self, request, context):
+        """ListRegions lists the own region and the other ones in order of preference, with what proxies report.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainRegion(self, request, context):
+        """DrainRegion sends new calls to other regions and cuts none that is open. Idempotent. NOT_FOUND / REGION_UNKNOWN;
+        FAILED_PRECONDITION / REGIONS_STATE_UNSET if routing has no file for it; UNAVAILABLE / REGIONS_STATE_UNAVAILABLE if
+        the file cannot be written.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestoreRegion(self, request, context):
+        """RestoreRegion ends a drain: the region gets its calls back in steps. Idempotent. Statuses as of DrainRegion.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutRegionWeight(self, request, context):
+        """PutRegionWeight sets the share of new calls that go to another region first. Idempotent. Statuses as of DrainRegion;
+        INVALID_ARGUMENT with BadRequest for the own region, or if the weights of all regions are more than 100 %.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Drain rejects new work, lets running work end within the grace, then ends the process. Idempotent.
         """
@@ -386,6 +439,26 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=penstock_dot_v1_dot_admin__pb2.ExportLedgerRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_admin__pb2.ExportLedgerResponse.SerializeToString,
             ),
+            'ListRegions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRegions,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.ListRegionsRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.ListRegionsResponse.SerializeToString,
+            ),
+            'DrainRegion': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainRegion,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.DrainRegionRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.DrainRegionResponse.SerializeToString,
+            ),
+            'RestoreRegion': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestoreRegion,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.RestoreRegionRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.RestoreRegionResponse.SerializeToString,
+            ),
+            'PutRegionWeight': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutRegionWeight,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.PutRegionWeightRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.PutRegionWeightResponse.SerializeToString,
+            ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
                     request_deserializer=penstock_dot_v1_dot_admin__pb2.DrainRequest.FromString,
@@ -419,7 +492,8 @@ class Admin:
     tier `operator` or metadata `authorization: Bearer TOKEN`; on a unix socket they are the user of the process. Other
     callers receive PERMISSION_DENIED / ADMIN_ONLY, and after several failures RESOURCE_EXHAUSTED / ADMIN_THROTTLED with
     RetryInfo. Changes fail with UNAVAILABLE / AUDIT_UNAVAILABLE if the audit log cannot be written. Auth stores keys and
-    tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
+    tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH. Routing directs calls to regions; other tiers answer
+    UNIMPLEMENTED / NOT_ROUTING.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
@@ -845,6 +919,114 @@ class Admin:
             '/penstock.v1.Admin/ExportLedger',
             penstock_dot_v1_dot_admin__pb2.ExportLedgerRequest.SerializeToString,
             penstock_dot_v1_dot_admin__pb2.ExportLedgerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRegions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/ListRegions',
+            penstock_dot_v1_dot_admin__pb2.ListRegionsRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.ListRegionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainRegion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/DrainRegion',
+            penstock_dot_v1_dot_admin__pb2.DrainRegionRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.DrainRegionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestoreRegion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/RestoreRegion',
+            penstock_dot_v1_dot_admin__pb2.RestoreRegionRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.RestoreRegionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutRegionWeight(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/PutRegionWeight',
+            penstock_dot_v1_dot_admin__pb2.PutRegionWeightRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.PutRegionWeightResponse.FromString,
             options,
             channel_credentials,
             insecure,

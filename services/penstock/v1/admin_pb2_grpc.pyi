@@ -31,7 +31,8 @@ class AdminStub:
     tier `operator` or metadata `authorization: Bearer TOKEN`; on a unix socket they are the user of the process. Other
     callers receive PERMISSION_DENIED / ADMIN_ONLY, and after several failures RESOURCE_EXHAUSTED / ADMIN_THROTTLED with
     RetryInfo. Changes fail with UNAVAILABLE / AUDIT_UNAVAILABLE if the audit log cannot be written. Auth stores keys and
-    tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
+    tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH. Routing directs calls to regions; other tiers answer
+    UNIMPLEMENTED / NOT_ROUTING.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
@@ -89,6 +90,19 @@ class AdminStub:
     """ExportLedger sends the rows of the ledger that were settled in a time range. Statuses as of QueryUsage; each page of
     rows has a minute.
     """
+    ListRegions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListRegionsRequest, _admin_pb2.ListRegionsResponse]
+    """ListRegions lists the own region and the other ones in order of preference, with what proxies report."""
+    DrainRegion: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRegionRequest, _admin_pb2.DrainRegionResponse]
+    """DrainRegion sends new calls to other regions and cuts none that is open. Idempotent. NOT_FOUND / REGION_UNKNOWN;
+    FAILED_PRECONDITION / REGIONS_STATE_UNSET if routing has no file for it; UNAVAILABLE / REGIONS_STATE_UNAVAILABLE if
+    the file cannot be written.
+    """
+    RestoreRegion: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RestoreRegionRequest, _admin_pb2.RestoreRegionResponse]
+    """RestoreRegion ends a drain: the region gets its calls back in steps. Idempotent. Statuses as of DrainRegion."""
+    PutRegionWeight: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PutRegionWeightRequest, _admin_pb2.PutRegionWeightResponse]
+    """PutRegionWeight sets the share of new calls that go to another region first. Idempotent. Statuses as of DrainRegion;
+    INVALID_ARGUMENT with BadRequest for the own region, or if the weights of all regions are more than 100 %.
+    """
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """Drain rejects new work, lets running work end within the grace, then ends the process. Idempotent."""
     GetSnapshot: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetSnapshotRequest, _admin_pb2.GetSnapshotResponse]
@@ -107,7 +121,8 @@ class AdminAsyncStub(AdminStub):
     tier `operator` or metadata `authorization: Bearer TOKEN`; on a unix socket they are the user of the process. Other
     callers receive PERMISSION_DENIED / ADMIN_ONLY, and after several failures RESOURCE_EXHAUSTED / ADMIN_THROTTLED with
     RetryInfo. Changes fail with UNAVAILABLE / AUDIT_UNAVAILABLE if the audit log cannot be written. Auth stores keys and
-    tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
+    tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH. Routing directs calls to regions; other tiers answer
+    UNIMPLEMENTED / NOT_ROUTING.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
@@ -162,6 +177,19 @@ class AdminAsyncStub(AdminStub):
     """ExportLedger sends the rows of the ledger that were settled in a time range. Statuses as of QueryUsage; each page of
     rows has a minute.
     """
+    ListRegions: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListRegionsRequest, _admin_pb2.ListRegionsResponse]  # type: ignore[assignment]
+    """ListRegions lists the own region and the other ones in order of preference, with what proxies report."""
+    DrainRegion: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRegionRequest, _admin_pb2.DrainRegionResponse]  # type: ignore[assignment]
+    """DrainRegion sends new calls to other regions and cuts none that is open. Idempotent. NOT_FOUND / REGION_UNKNOWN;
+    FAILED_PRECONDITION / REGIONS_STATE_UNSET if routing has no file for it; UNAVAILABLE / REGIONS_STATE_UNAVAILABLE if
+    the file cannot be written.
+    """
+    RestoreRegion: _aio.UnaryUnaryMultiCallable[_admin_pb2.RestoreRegionRequest, _admin_pb2.RestoreRegionResponse]  # type: ignore[assignment]
+    """RestoreRegion ends a drain: the region gets its calls back in steps. Idempotent. Statuses as of DrainRegion."""
+    PutRegionWeight: _aio.UnaryUnaryMultiCallable[_admin_pb2.PutRegionWeightRequest, _admin_pb2.PutRegionWeightResponse]  # type: ignore[assignment]
+    """PutRegionWeight sets the share of new calls that go to another region first. Idempotent. Statuses as of DrainRegion;
+    INVALID_ARGUMENT with BadRequest for the own region, or if the weights of all regions are more than 100 %.
+    """
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Drain rejects new work, lets running work end within the grace, then ends the process. Idempotent."""
     GetSnapshot: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetSnapshotRequest, _admin_pb2.GetSnapshotResponse]  # type: ignore[assignment]
@@ -179,7 +207,8 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
     tier `operator` or metadata `authorization: Bearer TOKEN`; on a unix socket they are the user of the process. Other
     callers receive PERMISSION_DENIED / ADMIN_ONLY, and after several failures RESOURCE_EXHAUSTED / ADMIN_THROTTLED with
     RetryInfo. Changes fail with UNAVAILABLE / AUDIT_UNAVAILABLE if the audit log cannot be written. Auth stores keys and
-    tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH.
+    tenants; other tiers answer UNIMPLEMENTED / NOT_AUTH. Routing directs calls to regions; other tiers answer
+    UNIMPLEMENTED / NOT_ROUTING.
     buf:lint:ignore SERVICE_SUFFIX
     """
 
@@ -327,6 +356,43 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.ExportLedgerResponse], _abc.AsyncIterator[_admin_pb2.ExportLedgerResponse]]:
         """ExportLedger sends the rows of the ledger that were settled in a time range. Statuses as of QueryUsage; each page of
         rows has a minute.
+        """
+
+    @_abc_1.abstractmethod
+    def ListRegions(
+        self,
+        request: _admin_pb2.ListRegionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListRegionsResponse, _abc.Awaitable[_admin_pb2.ListRegionsResponse]]:
+        """ListRegions lists the own region and the other ones in order of preference, with what proxies report."""
+
+    @_abc_1.abstractmethod
+    def DrainRegion(
+        self,
+        request: _admin_pb2.DrainRegionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DrainRegionResponse, _abc.Awaitable[_admin_pb2.DrainRegionResponse]]:
+        """DrainRegion sends new calls to other regions and cuts none that is open. Idempotent. NOT_FOUND / REGION_UNKNOWN;
+        FAILED_PRECONDITION / REGIONS_STATE_UNSET if routing has no file for it; UNAVAILABLE / REGIONS_STATE_UNAVAILABLE if
+        the file cannot be written.
+        """
+
+    @_abc_1.abstractmethod
+    def RestoreRegion(
+        self,
+        request: _admin_pb2.RestoreRegionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RestoreRegionResponse, _abc.Awaitable[_admin_pb2.RestoreRegionResponse]]:
+        """RestoreRegion ends a drain: the region gets its calls back in steps. Idempotent. Statuses as of DrainRegion."""
+
+    @_abc_1.abstractmethod
+    def PutRegionWeight(
+        self,
+        request: _admin_pb2.PutRegionWeightRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.PutRegionWeightResponse, _abc.Awaitable[_admin_pb2.PutRegionWeightResponse]]:
+        """PutRegionWeight sets the share of new calls that go to another region first. Idempotent. Statuses as of DrainRegion;
+        INVALID_ARGUMENT with BadRequest for the own region, or if the weights of all regions are more than 100 %.
         """
 
     @_abc_1.abstractmethod

@@ -36,6 +36,7 @@ def _entries() -> Iterator[tuple[str, frozenset[str]]]:
     for rpc in (
         *("PutTenant", "DeleteTenant", "ListTenants", "PutKeyLimits", "PutPrice", "ListPrices", "DeletePrice"),
         *("QueryUsage", "ExportLedger", "PutRoute", "ListRoutes", "RollBackRoute", "DeleteRoute"),
+        *("ListRegions", "DrainRegion", "RestoreRegion", "PutRegionWeight"),
     ):
         yield f"penstock.v1.Admin/{rpc}", OPERATOR_TIERS
     for rpc in ("StreamAggregatedResources", "DeltaAggregatedResources"):

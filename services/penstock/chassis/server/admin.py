@@ -158,6 +158,22 @@ class AdminService(AdminServicer):
         self._reject_not_auth()
         yield  # as above
 
+    async def ListRegions(self, request: pb.ListRegionsRequest, context: Any) -> pb.ListRegionsResponse:
+        self._reject_not_routing()
+
+    async def DrainRegion(self, request: pb.DrainRegionRequest, context: Any) -> pb.DrainRegionResponse:
+        self._reject_not_routing()
+
+    async def RestoreRegion(self, request: pb.RestoreRegionRequest, context: Any) -> pb.RestoreRegionResponse:
+        self._reject_not_routing()
+
+    async def PutRegionWeight(self, request: pb.PutRegionWeightRequest, context: Any) -> pb.PutRegionWeightResponse:
+        self._reject_not_routing()
+
+    def _reject_not_routing(self) -> NoReturn:
+        text = f"routing directs calls to regions, not {self.tier}; call routing's Admin service"
+        raise Unimplemented(text, reason="NOT_ROUTING")
+
     def _reject_not_auth(self) -> NoReturn:
         text = f"auth serves keys, tenants, prices, routes and usage, not {self.tier}; call auth's Admin service"
         raise Unimplemented(text, reason="NOT_AUTH")

@@ -7,6 +7,7 @@ import click
 
 from penstock.cli.commands.models import models
 from penstock.cli.commands.prices import prices
+from penstock.cli.commands.regions import regions
 from penstock.cli.limit_options import model_limit_option, policy_options, rate_options, region_option
 from penstock.cli.options import TIERS, FiniteFloat, find_processes, find_tier, json_option, target_option
 
@@ -209,7 +210,7 @@ def config(tier: str, as_json: bool) -> None:
     admin.show_config(tier, as_json=as_json)
 
 
-ADMIN_COMMANDS = (keys, tenants, prices, models, drain, snapshot, top, dashboard, explain, config)
+ADMIN_COMMANDS = (keys, tenants, prices, models, regions, drain, snapshot, top, dashboard, explain, config)
 
 
 def _admin_target(process: str, target: str, *, as_json: bool) -> "AdminTarget":

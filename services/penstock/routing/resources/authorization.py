@@ -14,6 +14,7 @@ from envoy_data_plane.envoy.extensions.filters.http.ext_authz import v3 as ext_a
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager import v3 as hcm
 from envoy_data_plane.envoy.type.matcher import v3 as matcher
 
+from penstock.mesh import regions_header
 from penstock.mesh.credential_headers import API_KEY, AUTHORIZATION
 from penstock.routing.edges.edge_spec import Address
 from penstock.routing.resources.clusters import (
@@ -65,16 +66,17 @@ def auth_cluster(name: str, addresses: Sequence[Address], *, secrets: str = "") 
     return Resource(type=ResourceType.CLUSTER, name=name, body=bytes(message))
 
 
-def authorization_filter(auth: str, *, timeout: timedelta) -> hcm.HttpFilter:
+def authorization_filter(auth: str, *, timeout: timedelta, chooses_region: bool = False) -> hcm.HttpFilter:
     """Ask the cluster `auth` about each call. A denial has the response that auth wrote.
 
-    A response of auth with a status of 5xx is none: the call goes on to the edge.
+    A response of auth with a status of 5xx is none: the call goes on to the edge. `chooses_region`: the call is routed
+    again once auth has said which regions it may go to.
     """
     service = ext_authz.HttpService(
         server_uri=core.HttpUri(uri=f"http://{auth}{CHECK_PATH}", cluster=auth, timeout=timeout),
         path_override=CHECK_PATH,
         authorization_response=ext_authz.AuthorizationResponse(
-            allowed_upstream_headers=_list(exact=[IDENTITY_HEADER]),
+            allowed_upstream_headers=_list(exact=[IDENTITY_HEADER, regions_header.HEADER]),
             allowed_client_headers=_list(prefixes=DENIAL_HEADER_PREFIXES),
         ),
     )
@@ -84,6 +86,7 @@ def authorization_filter(auth: str, *, timeout: timedelta) -> hcm.HttpFilter:
         failure_mode_allow=True,
         validate_mutations=True,
         allowed_headers=_list(exact=CHECKED_HEADERS),
+        clear_route_cache=chooses_region,
         max_denied_response_body_bytes=MAX_DENIED_BODY_BYTES,
     )
     return hcm.HttpFilter(name=FILTER_NAME, typed_config=pack_any(config))

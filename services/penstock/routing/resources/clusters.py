@@ -21,10 +21,13 @@ MAX_OUTBOUND_FRAMES = 1_000_000  # waiting to be written; a reset is 13 bytes, a
 UNBOUNDED = 2**31 - 1  # Envoy's default would reject the 1,025th stream; the edge, not the proxy, sheds load
 
 
-def grpc_cluster(name: str, *, keepalive_interval: timedelta, secrets: str = "") -> Resource:
-    """HTTP/2 to the edges' gRPC port, with pings so that a frozen edge does not hold its streams for ever."""
+def grpc_cluster(name: str, *, keepalive_interval: timedelta, secrets: str = "", endpoints: str = "") -> Resource:
+    """HTTP/2 to the edges' gRPC port, with pings so that a frozen edge does not hold its streams for ever.
+
+    `endpoints` names the resource with the edges, if it is that of another cluster.
+    """
     transport = mutual_tls(secrets, "edge", alpn="h2") if secrets else None
-    return _cluster(name, grpc_health_check(), http2_upstream(keepalive_interval), transport)
+    return _cluster(name, grpc_health_check(), http2_upstream(keepalive_interval), transport, endpoints or name)
 
 
 def http2_upstream(keepalive_interval: timedelta) -> upstreams.HttpProtocolOptionsExplicitHttpConfig:
@@ -45,7 +48,7 @@ def http2_upstream(keepalive_interval: timedelta) -> upstreams.HttpProtocolOptio
 def http_cluster(name: str, *, secrets: str = "") -> Resource:
     """HTTP/1.1 to the edges' OpenAI port."""
     transport = mutual_tls(secrets, "edge", alpn="http/1.1") if secrets else None
-    return _cluster(name, http_health_check(), http1_upstream(), transport)
+    return _cluster(name, http_health_check(), http1_upstream(), transport, name)
 
 
 def http1_upstream() -> upstreams.HttpProtocolOptionsExplicitHttpConfig:
@@ -64,15 +67,18 @@ def _cluster(
     check: core.HealthCheck,
     protocol: upstreams.HttpProtocolOptionsExplicitHttpConfig,
     transport: core.TransportSocket | None,
+    endpoints: str,
 ) -> Resource:
     message = cluster.Cluster(
         name=name,
         type=cluster.ClusterDiscoveryType.EDS,
-        eds_cluster_config=cluster.ClusterEdsClusterConfig(eds_config=ads_config_source()),
+        eds_cluster_config=cluster.ClusterEdsClusterConfig(
+            eds_config=ads_config_source(), service_name=endpoints if endpoints != name else ""
+        ),
         connect_timeout=CONNECT_TIMEOUT,
         lb_policy=cluster.ClusterLbPolicy.LEAST_REQUEST,  # streams differ in length, so round robin would pile them up
         health_checks=[check],
-        circuit_breakers=_limits(),
+        circuit_breakers=stream_limits(),
         outlier_detection=local_origin_outliers(),
         common_lb_config=only_healthy_hosts(),
         ignore_health_on_host_removal=True,  # otherwise a removed edge gets calls while its check passes
@@ -83,7 +89,7 @@ def _cluster(
         type=ResourceType.CLUSTER,
         name=name,
         body=bytes(message),
-        references=frozenset({(ResourceType.ENDPOINT, name)}),
+        references=frozenset({(ResourceType.ENDPOINT, endpoints)}),
     )
 
 
@@ -144,7 +150,7 @@ def local_origin_outliers() -> cluster.OutlierDetection:
     )
 
 
-def _limits() -> cluster.CircuitBreakers:
+def stream_limits() -> cluster.CircuitBreakers:
     budget = cluster.CircuitBreakersThresholdsRetryBudget(
         budget_percent=units.Percent(value=20.0), min_retry_concurrency=3
     )

@@ -13,7 +13,8 @@ from envoy_data_plane.envoy.type.matcher import v3 as matcher
 from penstock.routing.resources.access_logs import access_log
 from penstock.routing.resources.clusters import ads_config_source, pack_any
 from penstock.routing.resources.local_replies import local_replies
-from penstock.routing.resources.routes import NO_TIMEOUT
+from penstock.routing.resources.region_door import keeping_regions
+from penstock.routing.resources.route_actions import NO_TIMEOUT
 from penstock.routing.resources.tracing import plain_request_ids
 
 STREAM_WINDOW_BYTES = 256 * 1024
@@ -34,14 +35,19 @@ def connection_manager(
     max_streams: int,
     filters: Sequence[hcm.HttpFilter] = (),
     tracing: hcm.HttpConnectionManagerTracing | None = None,
+    is_region_door: bool = False,
 ) -> hcm.HttpConnectionManager:
-    """`max_streams` is the number of concurrent calls of one connection. `filters` run before the router."""
+    """`max_streams` is the number of concurrent calls of one connection. `filters` run before the router.
+
+    The clients of the region door are proxies, whose `x-forwarded-for` and header of regions are trusted.
+    """
+    removals = _reserved_header_removals()
     return hcm.HttpConnectionManager(
-        stat_prefix="front",
+        stat_prefix="region_door" if is_region_door else "front",
         codec_type=hcm.HttpConnectionManagerCodecType.AUTO,
         rds=hcm.Rds(config_source=ads_config_source(), route_config_name=routes),
         http_filters=[*filters, router_filter()],
-        early_header_mutation_extensions=[_without_reserved_headers()],
+        early_header_mutation_extensions=[_early_mutation(keeping_regions(removals) if is_region_door else removals)],
         server_header_transformation=hcm.HttpConnectionManagerServerHeaderTransformation.PASS_THROUGH,
         common_http_protocol_options=core.HttpProtocolOptions(idle_timeout=IDLE_TIMEOUT, max_headers_count=MAX_HEADERS),
         http2_protocol_options=_http2(max_streams),
@@ -50,7 +56,8 @@ def connection_manager(
         stream_flush_timeout=FLUSH_TIMEOUT,
         request_timeout=NO_TIMEOUT,
         request_headers_timeout=HEADERS_TIMEOUT,
-        use_remote_address=True,  # the proxy is at the network's border, so a client's x-forwarded-for is not trusted
+        # The proxy is at the network's border, so a client's x-forwarded-for is not trusted.
+        use_remote_address=not is_region_door,
         normalize_path=True,
         merge_slashes=True,
         generate_request_id=True,
@@ -58,7 +65,7 @@ def connection_manager(
         always_set_request_id_in_response=True,
         request_id_extension=plain_request_ids(),
         tracing=tracing,
-        local_reply_config=local_replies(),
+        local_reply_config=local_replies(is_region_door=is_region_door),
         access_log=[access_log(log_path)] if log_path else [],
     )
 
@@ -85,13 +92,16 @@ def _http2(max_streams: int) -> core.Http2ProtocolOptions:
     )
 
 
-def _without_reserved_headers() -> core.TypedExtensionConfig:
-    mutations = [
+def _reserved_header_removals() -> list[mutation.HeaderMutation]:
+    return [
         mutation.HeaderMutation(
             remove_on_match=mutation.HeaderMutationRemoveOnMatch(key_matcher=matcher.StringMatcher(prefix=prefix))
         )
         for prefix in RESERVED_HEADER_PREFIXES
     ]
+
+
+def _early_mutation(mutations: list[mutation.HeaderMutation]) -> core.TypedExtensionConfig:
     return core.TypedExtensionConfig(
         name="envoy.http.early_header_mutation.header_mutation",
         typed_config=pack_any(early.HeaderMutation(mutations=mutations)),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from itertools import groupby
+from typing import Final
 
 from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.config.endpoint import v3 as endpoint
@@ -9,12 +10,22 @@ from envoy_data_plane.envoy.config.endpoint import v3 as endpoint
 from penstock.routing.edges.edge_spec import Address, Edge, Locality
 from penstock.routing.resources.types import Resource, ResourceType
 
+# By default a share of the calls moves to the next priority as soon as less than 72 % of the hosts are healthy.
+ONE_HOST_SUFFICES: Final = endpoint.ClusterLoadAssignmentPolicy(overprovisioning_factor=100 * 100)  # percent
 
-def endpoints(cluster: str, edges: Iterable[Edge], port: Callable[[Edge], Address]) -> Resource:
-    """One endpoint per edge; independent of the order of `edges`."""
+
+def endpoints(
+    cluster: str, edges: Iterable[Edge], port: Callable[[Edge], Address], *, has_other_regions: bool = False
+) -> Resource:
+    """One endpoint per edge; independent of the order of `edges`.
+
+    `has_other_regions`: a priority keeps all of its calls while one of 100 edges is healthy, so that no call leaves a
+    region that can serve it.
+    """
     groups = groupby(sorted(set(edges), key=lambda edge: (_locality_key(edge), port(edge))), key=_locality_key)
     assignment = endpoint.ClusterLoadAssignment(
         cluster_name=cluster,
+        policy=ONE_HOST_SUFFICES if has_other_regions else None,
         endpoints=[
             endpoint.LocalityLbEndpoints(
                 locality=core.Locality(region=locality.region, zone=locality.zone),

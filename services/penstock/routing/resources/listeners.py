@@ -44,6 +44,29 @@ def front_listener(
     )
 
 
+def region_listener(
+    name: str,
+    address: Address,
+    manager: hcm.HttpConnectionManager,
+    *,
+    routes: str,
+    clusters: Sequence[str],
+    transport: core.TransportSocket | None,
+) -> Resource:
+    """The region door. `routes` and `clusters` are the resources that `manager` refers to."""
+    chain = listener.FilterChain(
+        filters=[_network_filter(manager)],
+        transport_socket=transport,
+        transport_socket_connect_timeout=HANDSHAKE_TIMEOUT if transport else None,
+    )
+    return Resource(
+        type=ResourceType.LISTENER,
+        name=name,
+        body=bytes(_listener(name, address, chain)),
+        references=frozenset({(ResourceType.ROUTE, routes), *((ResourceType.CLUSTER, each) for each in clusters)}),
+    )
+
+
 def redirect_listener(name: str, address: Address, *, door_port: int) -> Resource:
     """Redirect every request in plaintext to https at `door_port`, and accept no call."""
     to_https = route.RedirectAction(

@@ -62,6 +62,10 @@ def _fields_of(message: Message, *, except_for: frozenset[str] = frozenset()) ->
     return {name: value for name, value in found.items() if name not in except_for}
 
 
+def _region_outcome(response: Any) -> Parameters:
+    return {"share_percent": response.region.share_percent, "open_calls": response.region.open_calls}
+
+
 AUDITED_ACTIONS: Mapping[str, AuditedAction] = {
     "CreateKey": AuditedAction(
         name="keys.create", parameters=_key, outcome=lambda response: {"key_id": response.key.key_id}
@@ -103,6 +107,11 @@ AUDITED_ACTIONS: Mapping[str, AuditedAction] = {
         parameters=lambda request: {"tenant_id": request.tenant_id},
         outcome=lambda response: {"deleted_keys": response.deleted_keys},
     ),
+    "DrainRegion": AuditedAction(
+        name="regions.drain", parameters=_fields_of, outcome=_region_outcome, is_required=False
+    ),
+    "RestoreRegion": AuditedAction(name="regions.restore", parameters=_fields_of, outcome=_region_outcome),
+    "PutRegionWeight": AuditedAction(name="regions.weight", parameters=_fields_of, outcome=_region_outcome),
     "Drain": AuditedAction(
         name="process.drain",
         parameters=lambda request: {"grace": seconds_of(request.grace)} if request.HasField("grace") else {},
@@ -112,7 +121,7 @@ AUDITED_ACTIONS: Mapping[str, AuditedAction] = {
 }
 UNRECORDED_METHODS = frozenset(  # they change nothing
     {
-        *("ListKeys", "ListTenants", "ListPrices", "ListRoutes"),
+        *("ListKeys", "ListTenants", "ListPrices", "ListRoutes", "ListRegions"),
         *("QueryUsage", "ExportLedger", "GetSnapshot", "WatchSnapshot", "Explain"),
     }
 )

@@ -29,6 +29,8 @@ OPERATOR_METHODS = {
     **dict.fromkeys((f"{ADMIN}{name}" for name in ("CreateKey", "RevokeKey", "PutTenant", "DeleteTenant")), b""),
     **dict.fromkeys((f"{ADMIN}{name}" for name in ("PutKeyLimits", "PutPrice", "ListPrices", "DeletePrice")), b""),
     **dict.fromkeys((f"{ADMIN}{name}" for name in ("PutRoute", "ListRoutes", "RollBackRoute", "DeleteRoute")), b""),
+    **dict.fromkeys((f"{ADMIN}{name}" for name in ("ListRegions", "RestoreRegion", "PutRegionWeight")), b""),
+    f"{ADMIN}DrainRegion": b"",
     f"{ADMIN}Drain": WRONG_DRAIN,
     **dict.fromkeys((f"/grpc.channelz.v1.Channelz/{name}" for name in ("GetTopChannels", "GetServers")), b""),
     "/grpc.channelz.v1.Channelz/GetSocket": b"\x08\x01",
