@@ -136,7 +136,14 @@ class AdmissionFilter:
         )
         demand = caller and self._min_demand(estimate, caller.context_length, arrived_at, time_limit)
         if caller and demand:
-            self._check_cached(estimate, caller.traffic_class, demand, credential, traceparent, caller.key_id)
+            self._check_cached(
+                estimate,
+                caller.traffic_class,
+                demand,
+                credential=credential,
+                traceparent=traceparent,
+                key_id=caller.key_id,
+            )
         return admission
 
     def check_planned(self, passage: RequestContext, plan: GenerationPlan) -> None:
@@ -152,9 +159,9 @@ class AdmissionFilter:
                     estimate_from_spec(passage.spec),
                     traffic_class,
                     demand,
-                    passage.credential,
-                    passage.telemetry.traceparent,
-                    identity.key_id,
+                    credential=passage.credential,
+                    traceparent=passage.telemetry.traceparent,
+                    key_id=identity.key_id,
                 )
 
     def on_queued(self, passage: RequestContext, queued: Queued, now: float) -> None:
@@ -210,6 +217,7 @@ class AdmissionFilter:
         estimate: RequestEstimate,
         traffic_class: TrafficClass,
         demand: RequestDemand,
+        *,
         credential: Credential,
         traceparent: str,
         key_id: str,
