@@ -12,11 +12,23 @@ from penstock.mesh.limits.compiler import check_of, frame_checks
 from penstock.mesh.limits.rules import Apart, Data, Many, Pairs, Part, Real, Text, Unchecked, Whole
 from penstock.mesh.limits.table import TABLE
 from penstock.mesh.limits.violations import violation_of
-from penstock.mesh.v1 import admission_pb2, batch_pb2, queue_pb2, responses_pb2, scheduler_pb2, ticket_pb2, worker_pb2
+from penstock.mesh.v1 import (
+    admission_pb2,
+    batch_pb2,
+    queue_pb2,
+    region_pb2,
+    responses_pb2,
+    scheduler_pb2,
+    ticket_pb2,
+    worker_pb2,
+)
 from penstock.v1 import stream_pb2
 
-FILES = [admission_pb2, batch_pb2, queue_pb2, responses_pb2, scheduler_pb2, ticket_pb2, worker_pb2, stream_pb2]
-SAMPLES_PER_MESSAGE = 300
+FILES = [
+    *(admission_pb2, batch_pb2, queue_pb2, region_pb2, responses_pb2),
+    *(scheduler_pb2, ticket_pb2, worker_pb2, stream_pb2),
+]
+SAMPLES_PER_MESSAGE = 400
 
 
 def is_frame(message):

@@ -170,5 +170,8 @@ def test_an_attacker_makes_certificates_of_every_kind(tmp_path):
     assert ids[Credentials.EXPIRED] == "edge-1", "nothing but the certificate is wrong"
     assert ids[Credentials.RIGHT] == INTRUDER
     names = {case.name for case in impersonation_cases(target)}
-    assert {"Admit by the true worker", "Admit as edge, certificate of the tier"} <= names
+    assert {
+        "AdmissionService/Admit by the true worker",
+        "AdmissionService/Admit as edge, certificate of the tier",
+    } <= names
     assert "Admit by the true edge" not in names

@@ -44,6 +44,11 @@ class QueueConfig(ServiceConfig):
     ttft_headroom: float = setting(
         0.0, "Share of a TTFT target or deadline that a prediction may take. 0: learned from prediction errors."
     )
+    guest_share: float = setting(
+        0.5,
+        "Share of a TTFT target within which the first token of a guest, a request of another region, must be "
+        "predicted, the time outside of this region included.",
+    )
     tenant_policy: TenantPolicy = setting(
         TenantPolicy.FAIR,
         "Order between tenants of one class. `fair`: weighted virtual token counters. `none`: one queue for all.",
@@ -90,6 +95,8 @@ class QueueConfig(ServiceConfig):
             raise ValueError("min_class_share must be at least 0 and below 1")
         if not 0 <= self.ttft_headroom <= 1:
             raise ValueError("ttft_headroom must be from 0 to 1")
+        if not 0 < self.guest_share <= 1:
+            raise ValueError("guest_share must be above 0 and at most 1")
         for name in ("ageing_rate", "default_deadline"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0")
@@ -126,4 +133,6 @@ class QueueConfig(ServiceConfig):
             Priority.PRIORITY_STANDARD: self.ttft_standard,
             Priority.PRIORITY_BATCH: self.ttft_batch,
         }
-        return TtftTargets({int(priority): promised for priority, promised in ttft.items()}, self.ttft_headroom)
+        return TtftTargets(
+            {int(priority): promised for priority, promised in ttft.items()}, self.ttft_headroom, self.guest_share
+        )

@@ -38,6 +38,7 @@ class QueuedTicket:
     fingerprint: int = 0  # identifies the request in poison reports; 0: unknown
     may_have_run: bool = False  # for another edge, or for this edge before it restarted
     is_readmitted: bool = False  # this or another shard has admitted it before
+    away: float = 0.0  # s of its TTFT target that a guest spends outside of this region; 0: not a guest
 
     # State in this book.
     arrived: float = 0.0  # s; arrival of this attempt at this shard
@@ -87,6 +88,7 @@ class QueuedTicket:
             self.deadline,
             self.enqueued,
             self.attempt,
+            away=self.away,
             predicted_output=self.predicted_output,
             is_express=self.is_express,
         )
@@ -134,6 +136,11 @@ class QueuedTicket:
         return prompt.worker if prompt and self.ttft_limit and prompt.has_known_worker else ""
 
     @property
+    def is_guest(self) -> bool:
+        """The ticket is a request of another region, which is admitted after own requests."""
+        return self.away > 0
+
+    @property
     def is_possible_poison(self) -> bool:
         """An earlier run of the ticket was lost or may have been lost, so it may have crashed an engine."""
         return bool(self.avoid_workers) or self.may_have_run
@@ -164,6 +171,7 @@ def from_frame(ticket: Ticket, edge: str, now: float) -> QueuedTicket:
         fingerprint=ticket.fingerprint,
         may_have_run=ticket.may_have_run,
         is_readmitted=ticket.readmitted,
+        away=ticket.away_nanos / NANOS_PER_S,
     )
     return untracked(queued)
 

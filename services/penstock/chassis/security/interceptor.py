@@ -10,7 +10,7 @@ import grpc
 
 from penstock.chassis.errors import PermissionDenied
 from penstock.chassis.security.identity import PeerIdentity, peer_identity
-from penstock.chassis.security.permissions import DOOR_TIERS, callers_of, is_allowed
+from penstock.chassis.security.permissions import callers_of, is_allowed, is_public
 from penstock.chassis.server.interceptors import Body, Context, Continuation, guarded
 
 
@@ -34,7 +34,7 @@ def check_door(peer: str, method: str) -> None:
 
     peer: address of the caller, as of gRPC.
     """
-    if not peer.startswith("unix:") and not callers_of(method) & DOOR_TIERS:
+    if not peer.startswith("unix:") and not is_public(method):
         text = f"{method} is for processes that present a certificate; use the address of the edge that requires one"
         raise PermissionDenied(text, reason="PEER_UNIDENTIFIED")
 

@@ -7,6 +7,9 @@ from penstock.chassis.security.identity import TIERS
 DOOR_TIERS = frozenset({"envoy"})  # may send requests of clients to the doors of an edge, over gRPC and HTTP
 OPERATOR_TIERS = frozenset({"operator"})
 ALL_TIERS = frozenset(TIERS)
+# RPCs between edges of two regions. Envoy carries them through its region door alone, and no client may call them.
+REGION_RPCS = frozenset({"penstock.mesh.v1.RegionService/Run"})
+REGION_TIERS = DOOR_TIERS | {"edge"}
 
 
 def _entries() -> Iterator[tuple[str, frozenset[str]]]:
@@ -22,6 +25,8 @@ def _entries() -> Iterator[tuple[str, frozenset[str]]]:
     for service, callers in mesh.items():
         for rpc, tier in callers.items():
             yield f"penstock.mesh.v1.{service}/{rpc}", frozenset({tier})
+    for rpc in REGION_RPCS:
+        yield rpc, REGION_TIERS
     for rpc in ("IsActive", "StreamIsActive", "GetMetricSpec", "GetMetrics"):
         yield f"externalscaler.ExternalScaler/{rpc}", frozenset({"keda"})
     for rpc in ("Generate", "Session", "CountTokens", "ListModels", "Embed"):
@@ -55,6 +60,11 @@ PERMISSIONS: Mapping[str, frozenset[str]] = dict(_entries())  # by `package.Serv
 def is_allowed(tier: str, method: str) -> bool:
     """Whether a process of `tier` may call `method`, which is `package.Service/Rpc` with or without a leading slash."""
     return tier in PERMISSIONS.get(method.removeprefix("/"), frozenset())
+
+
+def is_public(method: str) -> bool:
+    """Whether clients may call `method`, directly or through Envoy."""
+    return method not in REGION_RPCS and bool(callers_of(method) & DOOR_TIERS)
 
 
 def callers_of(method: str) -> frozenset[str]:

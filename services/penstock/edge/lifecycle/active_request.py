@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Sequence
 from functools import partial
 
-from penstock.chassis.errors import DeadlineExceeded, PenstockError, Unavailable
+from penstock.chassis.errors import DeadlineExceeded, Overloaded, PenstockError, Unavailable
 from penstock.edge.lifecycle.attempts import Attempt
 from penstock.edge.lifecycle.effects import (
     Accept,
@@ -22,14 +22,15 @@ from penstock.edge.lifecycle.effects import (
 )
 from penstock.edge.lifecycle.output import GenerationPlan, LikeliestTokens, OutputStream
 from penstock.edge.lifecycle.record import RETRYABLE_CODES, RETRYABLE_REASONS, STALL_THRESHOLD_S, RequestState
-from penstock.edge.lifecycle.transitions import EarlyTicket, RequestTransitions, model_replaced
+from penstock.edge.lifecycle.region_events import RegionEvents
+from penstock.edge.lifecycle.transitions import EarlyTicket, model_replaced
 from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.mesh.v1.worker_pb2 import RunTimes
 from penstock.v1.inference_pb2 import FinishReason
 
 
-class ActiveRequest(RequestTransitions):
+class ActiveRequest(RegionEvents):
     """One request from arrival to settlement, as the events that change it.
 
     In any order of events the client receives one ending and auth receives one settlement.
@@ -162,7 +163,11 @@ class ActiveRequest(RequestTransitions):
         if is_transient or (lacks_worker and self.failed_attempts.can_wait(now + wait)):
             self._enter(RequestState.QUEUED, retry_at=now + wait)
             return []
-        return self._end_in_error(model_replaced(), "failed") if is_replaced else self._end_in_error(error, "shed")
+        if is_replaced:
+            return self._end_in_error(model_replaced(), "failed")
+        if self._limits.spills and (lacks_worker or isinstance(error, Overloaded)):
+            return self._offer(error)
+        return self._end_in_error(error, "shed")
 
     def on_leased(self, lease: Lease, now: float) -> list[Effect]:
         if lease.model not in ("", self.model_key):
@@ -175,7 +180,7 @@ class ActiveRequest(RequestTransitions):
             self._current_attempt, self.worker_id = Attempt(lease, self.output_tokens, now), lease.worker_id
             self._enter(RequestState.LEASED, timeout_at=now + self._current_attempt.ttl)
             return [*self._accept(), StartRun(lease)]
-        if self.state in (RequestState.QUEUED, RequestState.LEASED, RequestState.RUNNING):
+        if self.state in (RequestState.QUEUED, RequestState.OFFERED, RequestState.LEASED, RequestState.RUNNING):
             return []  # an old or repeated lease; a withdrawal would remove the current ticket
         return [Withdraw()]
 
@@ -302,6 +307,8 @@ class ActiveRequest(RequestTransitions):
     def _time_out(self, now: float) -> list[Effect]:
         if self.state is RequestState.LEASED:
             return [Withdraw(), *self._on_attempt_failed(now, died=False)]
+        if self.state is RequestState.OFFERED:
+            return self.on_offer_rejected()
         retry_after = self._limits.upstream_timeout / 10
         if self.state is RequestState.RESERVING:
             return self.fail(_upstream_lost("auth does not answer", "AUTH_LOST", retry_after), now)

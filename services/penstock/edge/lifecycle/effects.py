@@ -27,6 +27,10 @@ class Withdraw(NamedTuple):
     """Withdraw the ticket, whether it waits or is leased."""
 
 
+class Offer(NamedTuple):
+    """Offer the request, which the queue has rejected, to the next region that may run it. The last one has not."""
+
+
 class StartRun(NamedTuple):
     """Start the lease on its worker with the prompt and the tokens emitted so far."""
 
@@ -89,6 +93,7 @@ Effect = (
     | Enqueue
     | PlanAgain
     | Withdraw
+    | Offer
     | StartRun
     | CancelRun
     | Settle

@@ -22,6 +22,7 @@ class RequestState(StrEnum):
     TOKENIZING = "tokenizing"
     RESERVING = "reserving"
     QUEUED = "queued"
+    OFFERED = "offered"  # to another region, which has not answered yet
     LEASED = "leased"  # until the start frame is sent
     RUNNING = "running"
     STOPPING = "stopping"  # the cancel frame is sent and not acknowledged yet
@@ -34,6 +35,8 @@ class LifecycleLimits:
     upstream_timeout: float = 30.0  # s without auth, without any queue shard, or mid-answer without any worker
     retry_interval: float = 0.25  # s between retries of a transient failure
     cancel_ack_timeout: float = 30.0  # s for a connected worker to acknowledge a cancel
+    spills: bool = False  # whether a request that the queue rejects for load may be offered to other regions
+    offer_timeout: float = 1.0  # s for another region to answer an offer
 
 
 class RequestRecord:
@@ -56,7 +59,7 @@ class RequestRecord:
         self.cancelled_at = math.nan  # when the client cancelled
         self.cached_prompt_tokens = 0
         self.outcome = ""  # as settled: stop, length, cancelled, shed or failed
-        self.worker_id = ""  # of the latest lease
+        self.worker_id = ""  # of the latest lease; of a run in another region, the `run_name` of that region
         self.embedding: Sequence[float] = ()  # of the prompt, if the plan wants one and its run has finished
         self.identity = Identity()
         self.reservation_id = ""

@@ -1,52 +1,32 @@
 """Client of workers: one stream to each worker, with runs by handle and one frame per engine step for all of them."""
 
 import asyncio
-from collections.abc import Callable
 
-from penstock.chassis.errors import error_from_failure
 from penstock.chassis.security.channels import PLAINTEXT, Dialer
-from penstock.chassis.streams.endpoint import FrameOutOfRange
 from penstock.chassis.streams.link import Link
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
-from penstock.edge.lifecycle.effects import Effect, Emit
-from penstock.edge.lifecycle.output import LikeliestTokens
 from penstock.edge.upstreams import frames
+from penstock.edge.upstreams.runs import RunStream, StreamRunHandle
 from penstock.mesh.v1.ticket_pb2 import Lease
-from penstock.mesh.v1.worker_pb2 import ExecuteRequest, ExecuteResponse, Step
+from penstock.mesh.v1.worker_pb2 import ExecuteRequest, ExecuteResponse
 from penstock.mesh.v1.worker_pb2_grpc import WorkerServiceStub
 from penstock.v1.stream_pb2 import Hello
 
 WorkerStream = Link[ExecuteRequest, ExecuteResponse]
 
 
-class WorkerRunHandle:
-    """Handle of one run on a worker's stream."""
-
-    def __init__(self, link: "WorkerConnection", handle: int) -> None:
-        self._link = link
-        self._handle = handle
-
-    def cancel(self) -> None:
-        self._link.cancel(self._handle)
-
-    def discard(self) -> None:
-        self._link.discard(self._handle)
-
-
-class WorkerConnection:
+class WorkerConnection(RunStream):
     """Stream to one worker. Leases wait until it is connected; the time to live of a lease bounds that wait."""
 
     def __init__(
         self, address: str, hello: Hello, runner: EffectRunner, *, worker_id: str = "", dialer: Dialer = PLAINTEXT
     ) -> None:
+        super().__init__(runner)
         self.address = address
         self._worker_id = worker_id
         self._dialer = dialer
         self._hello = hello
-        self._runner = runner
-        self._contexts: dict[int, RequestContext] = {}
         self._unsent_leases: dict[int, Lease] = {}
-        self._last_handle = 0
         self._is_draining = False
         self._link: WorkerStream | None = None
         self.last_used_at = runner.now()
@@ -54,10 +34,6 @@ class WorkerConnection:
     @property
     def is_up(self) -> bool:
         return self._link is not None and self._link.is_up
-
-    @property
-    def runs(self) -> int:
-        return len(self._contexts)
 
     async def run(self) -> None:
         async with self._dialer.channel(self.address, "worker", self._worker_id) as to_worker:
@@ -74,11 +50,9 @@ class WorkerConnection:
             await self._link.run()
 
     def start(self, context: RequestContext, lease: Lease) -> None:
-        self._last_handle += 1
-        handle = self._last_handle
-        self._contexts[handle] = context
+        handle = self._add(context)
         self._unsent_leases[handle] = lease
-        context.run = WorkerRunHandle(self, handle)
+        context.run = StreamRunHandle(self, handle)
         if self.is_up:
             self._send_start(handle)
 
@@ -86,8 +60,7 @@ class WorkerConnection:
         if self._link:
             self._link.send(frames.cancel(handle))
 
-    def discard(self, handle: int) -> None:
-        """Ignore further frames about a run."""
+    def _remove(self, handle: int) -> None:
         self._unsent_leases.pop(handle, None)
         if self._contexts.pop(handle, None):
             self.last_used_at = self._runner.now()
@@ -108,86 +81,15 @@ class WorkerConnection:
         now = self._runner.now()
         for handle, context in list(self._contexts.items()):
             if handle not in self._unsent_leases:
-                self.discard(handle)
+                self._remove(handle)
                 self._runner.apply(context, context.request.on_worker_lost(now, died=not self._is_draining))
 
     def _on_frame(self, frame: ExecuteResponse) -> None:
         kind = frame.WhichOneof("frame")
-        if kind == "step":
-            self._on_step(frame.step)
-        elif kind == "finished":
-            finished = frame.finished
-            self._on_run_over(
-                finished.handle,
-                lambda context, now: context.request.on_run_finished(
-                    finished.reason,
-                    finished.output_tokens,
-                    finished.cached_prompt_tokens,
-                    finished.times,
-                    now,
-                    embedding=finished.embedding,
-                ),
-            )
-        elif kind == "cancelled":
-            cancelled = frame.cancelled
-            self._on_run_over(
-                cancelled.handle,
-                lambda context, now: context.request.on_run_stopped(
-                    cancelled.output_tokens, cancelled.kv_blocks_freed, cancelled.times, now
-                ),
-            )
-        elif kind == "failed":
-            error, never_ran = error_from_failure(frame.failed.failure), frame.failed.never_ran
-            self._on_run_over(
-                frame.failed.handle,
-                lambda context, now: context.request.on_run_rejected(error, now, never_ran=never_ran),
-            )
-        elif kind == "end":
+        if kind == "end":
             self._is_draining = True
-
-    def _on_step(self, step: Step) -> None:
-        now, runs, runner, logprobs = self._runner.now(), self._contexts, self._runner, step.logprobs
-        likeliest = _likeliest_of(step) if step.top_token_ids else None
-        try:
-            for at, (handle, token_id, index) in enumerate(
-                zip(step.handles, step.token_ids, step.indexes, strict=True)
-            ):
-                context = runs.get(handle)
-                if context is not None:
-                    logprob = logprobs[at] if logprobs and context.spec.logprobs else None
-                    top = likeliest[at] if likeliest else None
-                    effects = context.request.on_token(index, token_id, logprob, now, top)
-                    if isinstance(effects, Emit):
-                        runner.emit(context, effects)
-                    else:
-                        runner.apply(context, effects)
-        except (ValueError, IndexError):
-            _check_lengths(step)  # only now, because a check in advance would cost as much as the token
-            raise
-
-    def _on_run_over(self, handle: int, end: Callable[[RequestContext, float], list[Effect]]) -> None:
-        context = self._contexts.get(handle)
-        if context is not None:
-            self.discard(handle)
-            self._runner.apply(context, end(context, self._runner.now()))
-
-
-def _likeliest_of(step: Step) -> list[LikeliestTokens]:
-    """Return the likeliest tokens of each token of a step. Raises FrameOutOfRange if they do not divide equally."""
-    ids, logprobs, tokens = step.top_token_ids, step.top_logprobs, len(step.token_ids)
-    if not tokens or len(ids) % tokens or len(ids) != len(logprobs):
-        text = f"Step.top_token_ids and top_logprobs have {len(ids)} and {len(logprobs)} entries for {tokens} tokens"
-        raise FrameOutOfRange(f"{text}; allowed: equally many for each token", field="top_token_ids")
-    count = len(ids) // tokens
-    return [(ids[start : start + count], logprobs[start : start + count]) for start in range(0, len(ids), count)]
-
-
-def _check_lengths(step: Step) -> None:
-    """Raise FrameOutOfRange if the arrays of a step are not parallel."""
-    lengths = len(step.handles), len(step.token_ids), len(step.indexes), len(step.logprobs) or len(step.handles)
-    if len(set(lengths)) > 1:
-        text = f"Step.handles, token_ids, indexes and logprobs are of {lengths} entries; allowed: as many of each"
-        raise FrameOutOfRange(text, field="handles")
+        else:
+            self._on_run_frame(kind, frame)
 
 
 SWEEPS_PER_IDLE_TIMEOUT = 4  # checks for idle streams per `idle_timeout`

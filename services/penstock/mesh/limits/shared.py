@@ -84,6 +84,7 @@ TICKETS: Table = {
         "readmitted": FLAG,
         "first_token_nanos": REQUEST_NANOS,
         "usable_share": SHARE,
+        "away_nanos": REQUEST_NANOS,
     },
     "penstock.mesh.v1.PoisonReport": {"fingerprint": HASH, "is_confirmed": FLAG, "ttl": Part()},
     "penstock.mesh.v1.Lease": {

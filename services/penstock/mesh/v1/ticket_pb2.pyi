@@ -48,6 +48,7 @@ class Ticket(_message.Message):
     READMITTED_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_NANOS_FIELD_NUMBER: _builtins.int
     USABLE_SHARE_FIELD_NUMBER: _builtins.int
+    AWAY_NANOS_FIELD_NUMBER: _builtins.int
     ticket_id: _builtins.str
     """Chosen by the edge; unique per request and the same over all of its attempts."""
     tenant_id: _builtins.str
@@ -109,6 +110,10 @@ class Ticket(_message.Message):
     """Share of this time that an expectation of the first token may take, as predictions have errors; 0 to 1. Set by the
     queue together with `first_token_nanos`.
     """
+    away_nanos: _builtins.int
+    """Above 0 for a guest, a request of another region: nanoseconds of its TTFT target that it spends outside of this
+    region, since its arrival there and on the way; at most 48 hours. A guest has a share of the target less this time.
+    """
     @_builtins.property
     def prefix_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Chained hashes of full KV blocks of the prompt, salted per tenant; at most 64. They name the blocks at the depths 1
@@ -144,10 +149,11 @@ class Ticket(_message.Message):
         readmitted: _builtins.bool = ...,
         first_token_nanos: _builtins.int = ...,
         usable_share: _builtins.float = ...,
+        away_nanos: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_nanos", b"age_nanos", "attempt", b"attempt", "avoid_workers", b"avoid_workers", "expected_worker", b"expected_worker", "express", b"express", "fingerprint", b"fingerprint", "first_token_nanos", b"first_token_nanos", "max_output_tokens", b"max_output_tokens", "may_have_run", b"may_have_run", "model", b"model", "predicted_output_tokens", b"predicted_output_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "readmitted", b"readmitted", "tenant_id", b"tenant_id", "ticket_id", b"ticket_id", "time_left_nanos", b"time_left_nanos", "traceparent", b"traceparent", "usable_share", b"usable_share", "weight", b"weight", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_nanos", b"age_nanos", "attempt", b"attempt", "avoid_workers", b"avoid_workers", "away_nanos", b"away_nanos", "expected_worker", b"expected_worker", "express", b"express", "fingerprint", b"fingerprint", "first_token_nanos", b"first_token_nanos", "max_output_tokens", b"max_output_tokens", "may_have_run", b"may_have_run", "model", b"model", "predicted_output_tokens", b"predicted_output_tokens", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "readmitted", b"readmitted", "tenant_id", b"tenant_id", "ticket_id", b"ticket_id", "time_left_nanos", b"time_left_nanos", "traceparent", b"traceparent", "usable_share", b"usable_share", "weight", b"weight", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

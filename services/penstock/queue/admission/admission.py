@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
 from types import MappingProxyType
+from typing import Final
 
 from penstock.chassis.errors import PenstockError
 from penstock.queue.errors import (
@@ -25,6 +26,9 @@ from penstock.queue.prediction.commitments import BlockedRange, Commitment
 from penstock.queue.prediction.forecast import Prediction
 from penstock.queue.ticket import QueuedTicket
 
+MIN_GUEST_LIMIT_S: Final = 1e-3  # a guest whose time is spent is predicted to be late
+GUEST_TARGET_S: Final = 10.0  # of guests whose class has no TTFT target: they must not wait long in any class
+
 
 @dataclass(frozen=True, slots=True)
 class TtftTargets:
@@ -34,16 +38,22 @@ class TtftTargets:
         default_factory=lambda: MappingProxyType({})
     )  # s; classes without one are absent
     headroom: float = 0.0  # share of the limit that a prediction may take; 0: learned from prediction errors
+    guest_share: float = 0.5  # share of a target that a guest may take, the time outside of this region included
 
     def ttft_limit(self, ticket: QueuedTicket, now: float) -> float | None:
         """Return the s that a ticket that arrives now has for its first token; None if there is no limit.
 
         For a ticket that was admitted before, by this or another shard, only the deadline counts: a rejection would
-        break the promise of the earlier admission.
+        break the promise of the earlier admission. A guest has a share of the target, less its time elsewhere, so that
+        guests fill free capacity and are rejected before own tickets.
         """
         limits = [ticket.deadline - now] if ticket.deadline else []
         target = self.by_class.get(ticket.priority, 0.0)
-        if target and not (ticket.is_resumed or ticket.is_readmitted):
+        if ticket.is_resumed or ticket.is_readmitted:
+            target = 0.0
+        elif ticket.is_guest:
+            target = max(MIN_GUEST_LIMIT_S, self.guest_share * (target or GUEST_TARGET_S) - ticket.away)
+        if target:
             limits.append(target)
         return min(limits, default=None)
 
@@ -114,10 +124,11 @@ class Admission:
             if ticket.is_resumed or self._keeps_commitments(ticket, prediction, now):
                 return None
             delays_others = WouldDelayOthers(clamp_retry_after(prediction.min_ttft))
-            delays_others.rejection_windows = partial(self._delay_windows, ticket, now)
+            if not ticket.is_guest:  # the windows of a guest would not hold for own requests
+                delays_others.rejection_windows = partial(self._delay_windows, ticket, now)
             return delays_others
         rejection = DeadlineUnreachable(prediction.min_ttft, limit, clamp_retry_after(excess))
-        if not ticket.is_resumed:
+        if not (ticket.is_resumed or ticket.is_guest):
             rejection.rejection_windows = partial(self._lateness_windows, ticket, limit, now)
         return rejection
 
@@ -163,7 +174,10 @@ class Admission:
 
     def rejection_windows(self, ticket: QueuedTicket, now: float) -> Iterator[RejectionWindow]:
         """Yield the windows in which tickets similar to a just admitted one would be rejected behind it."""
-        if not ticket.is_resumed and ticket.predicted_ttft > MIN_TTFT_SHARE_FOR_WINDOWS * ticket.ttft_limit > 0:
+        if (
+            not (ticket.is_resumed or ticket.is_guest)
+            and ticket.predicted_ttft > MIN_TTFT_SHARE_FOR_WINDOWS * ticket.ttft_limit > 0
+        ):
             behind = ticket.copy_unplaced()
             behind.enqueued = now
             yield from self._lateness_windows(behind, ticket.ttft_limit, now)
@@ -233,7 +247,9 @@ class Admission:
         return ticket.is_resumed or self._limits.fits(self._model_queues.waiting, ticket.tokens)
 
     def can_make_room(self, ticket: QueuedTicket) -> bool:
-        """Whether a ticket would fit if all tickets of lower classes were evicted."""
+        """Whether a ticket would fit if all tickets of lower classes were evicted. A guest evicts none."""
+        if ticket.is_guest:
+            return False
         excess = self._limits.excess(self._model_queues.waiting, ticket.tokens)
         lower = self._model_queues.evictable(ticket.priority)
         return lower.tickets >= excess.tickets and lower.tokens >= excess.tokens

@@ -60,7 +60,7 @@ class PriorityClass:
             self._on_removed(ticket)
 
     def is_express(self, ticket: QueuedTicket) -> bool:
-        if ticket.is_resumed:
+        if ticket.is_resumed or ticket.is_guest:
             return False
         return self.express.queued_cost_with(ticket) <= self.tenant_queue.burst_credit(
             ticket.tenant_id, self.express.max_credit(ticket)

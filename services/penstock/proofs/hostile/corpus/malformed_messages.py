@@ -37,7 +37,8 @@ INNER_METHODS = {
         "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources",
     ),
     PortKind.BATCH: tuple(f"/penstock.mesh.v1.BatchService/{name}" for name in ("UploadFile", "ReadFile", "Call")),
-    PortKind.PROXY_GRPC: ("/penstock.mesh.v1.LineService/Run",),  # of an edge, for the batch tier
+    # Of an edge, for the batch tier and for edges of other regions.
+    PortKind.PROXY_GRPC: ("/penstock.mesh.v1.LineService/Run", "/penstock.mesh.v1.RegionService/Run"),
 }
 COMPRESSED = 1  # flag of a message; gRPC demands INTERNAL if the call has no encoding
 TOO_LONG = 17 << 20  # bytes, announced and never sent
@@ -78,7 +79,7 @@ def malformed_message_cases(target: HostileTarget) -> Iterator[HostileCase]:
 
 def _cases(port: Port, method: str, headers: Headers) -> Iterator[HostileCase]:
     for name, body in malformed_bodies().items():
-        yield _case(f"{method.rpartition('/')[2]}: {name}", port, method, headers, body)
+        yield _case(f"{method.rpartition('.')[2]}: {name}", port, method, headers, body)
 
 
 def _case(name: str, port: Port, method: str, headers: Headers, body: bytes) -> HostileCase:

@@ -8,6 +8,7 @@ from penstock.chassis.streams.protocol import hello_of
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse
 from penstock.mesh.v1.batch_pb2 import RunRequest, RunResponse
 from penstock.mesh.v1.queue_pb2 import DispatchRequest, DispatchResponse, SubmitRequest, SubmitResponse
+from penstock.mesh.v1.region_pb2 import RegionServiceRunRequest, RegionServiceRunResponse
 from penstock.mesh.v1.responses_pb2 import KeepRequest, KeepResponse
 from penstock.mesh.v1.scheduler_pb2 import AttachRequest, AttachResponse
 from penstock.mesh.v1.worker_pb2 import ExecuteRequest, ExecuteResponse
@@ -29,7 +30,8 @@ class TierStream:
 
     @property
     def method(self) -> str:
-        return self.path.rpartition("/")[2]
+        """Service and RPC, without the package."""
+        return self.path.rpartition(".")[2]
 
     def hello(self, tier: str, instance_id: str) -> bytes:
         """Return a framed hello of the current protocol."""
@@ -53,6 +55,9 @@ TIER_STREAMS = (
     TierStream(f"{MESH}WorkerService/Execute", "edge", PortKind.WORKER, ExecuteRequest, ExecuteResponse),
     TierStream(f"{MESH}ResponseStoreService/Keep", "edge", PortKind.AUTH, KeepRequest, KeepResponse),
     TierStream(f"{MESH}LineService/Run", "batch", PortKind.PROXY_GRPC, RunRequest, RunResponse),
+    TierStream(
+        f"{MESH}RegionService/Run", "edge", PortKind.PROXY_GRPC, RegionServiceRunRequest, RegionServiceRunResponse
+    ),
 )
 ADMIT = TIER_STREAMS[0]
 SUBMIT = TIER_STREAMS[1]

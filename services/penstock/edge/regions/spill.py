@@ -1,0 +1,110 @@
+"""Spill policy: which region a rejected request is offered to next. Pure; `now` is passed in.
+
+What a region said holds for a time: after a rejection it is not offered requests of the same model and class for the
+time that the rejection names. A region whose stream is down is offered nothing.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final, NamedTuple
+
+MAX_OFFERS: Final = 2  # of one request, each to another region
+MAX_REMEMBERED: Final = 1_024  # rejections of one region; the oldest are dropped first
+RETRY_AFTER_RANGE_S: Final = (0.05, 30.0)  # for which a rejection is remembered
+DEFAULT_RETRY_AFTER_S: Final = 5.0  # of a rejection that names no time, such as of an unknown model
+UNANSWERED_RETRY_S: Final = 1.0  # for which a region that has not answered an offer is not asked again
+INITIAL_TRIP_S: Final = 0.1  # to a region and back, before an offer was answered
+MAX_TRIP_S: Final = 5.0
+TRIP_WEIGHT: Final = 0.1  # of an answer that took longer than the estimate; its queue may have caused the delay
+
+
+class OfferClass(NamedTuple):
+    """Requests that another region judges alike."""
+
+    model: str  # key
+    priority: int  # as granted
+
+
+@dataclass(slots=True)
+class _Region:
+    """The state of one region, as its answers show it."""
+
+    is_up: bool = False
+    trip: float = INITIAL_TRIP_S  # s, there and back
+    rejected_until: dict[OfferClass, float] = field(default_factory=dict)  # oldest first
+
+    def may_take(self, offered: OfferClass, now: float) -> bool:
+        return self.is_up and self.rejected_until.get(offered, -inf) <= now
+
+
+class SpillPolicy:
+    """Regions in order of preference, with what is remembered of each.
+
+    A request may leave only for regions that its tenant allows. `allowed` is None if that is not known: the request
+    stays.
+    """
+
+    def __init__(self, regions: Iterable[str], *, stay: Collection[int] = ()) -> None:
+        """`stay`: priorities whose requests are not offered."""
+        self._regions = {name: _Region() for name in regions}
+        self._stay = frozenset(stay)
+
+    def __repr__(self) -> str:
+        up = [name for name, region in self._regions.items() if region.is_up]
+        return f"<SpillPolicy {len(up)}/{len(self._regions)} regions up>"
+
+    def can_spill(self, offered: OfferClass, allowed: Collection[str] | None, now: float) -> bool:
+        """Return whether a region may take a request at present."""
+        return self.choose(offered, allowed, now=now) is not None
+
+    def choose(
+        self,
+        offered: OfferClass,
+        allowed: Collection[str] | None,
+        *,
+        tried: Collection[str] = (),
+        time_left: float = inf,
+        now: float,
+    ) -> str | None:
+        """Return the region to offer a request to; None if it stays.
+
+        tried: regions that this request was offered to. time_left: s until its deadline, which the trip must leave.
+        """
+        if not allowed or offered.priority in self._stay or len(tried) >= MAX_OFFERS:
+            return None
+        for name, region in self._regions.items():
+            if name in allowed and name not in tried and region.trip < time_left and region.may_take(offered, now):
+                return name
+        return None
+
+    def trip(self, region: str) -> float:
+        """Return the estimated s to a region and back."""
+        return self._regions[region].trip
+
+    def on_up(self, region: str) -> None:
+        """A stream to the region is connected. Another edge may be behind it, so that its rejections are forgotten."""
+        self._regions[region] = _Region(is_up=True, trip=self._regions[region].trip)
+
+    def on_down(self, region: str) -> None:
+        self._regions[region].is_up = False
+
+    def on_answer(self, region: str, took: float) -> None:
+        """The region has answered an offer after `took` s."""
+        state = self._regions[region]
+        trip = took if took < state.trip else state.trip + TRIP_WEIGHT * (took - state.trip)
+        state.trip = min(MAX_TRIP_S, max(0.0, trip))
+
+    def on_rejected(self, region: str, offered: OfferClass, retry_after: float | None, now: float) -> None:
+        """The region has rejected a request, and would reject similar ones for `retry_after` s."""
+        low, high = RETRY_AFTER_RANGE_S
+        wait = DEFAULT_RETRY_AFTER_S if retry_after is None else min(high, max(low, retry_after))
+        remembered = self._regions[region].rejected_until
+        remembered.pop(offered, None)
+        remembered[offered] = now + wait
+        if len(remembered) > MAX_REMEMBERED:
+            del remembered[next(iter(remembered))]
+
+    def on_unanswered(self, region: str, offered: OfferClass, now: float) -> None:
+        """The region has not answered an offer in time."""
+        self.on_rejected(region, offered, UNANSWERED_RETRY_S, now)
