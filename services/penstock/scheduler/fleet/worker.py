@@ -287,8 +287,8 @@ class Worker:
     def _update_capacity(self) -> None:
         leases, free_blocks = len(self.promised), self.free_blocks
         self._free_leases = max(0, self._slots + self.look_ahead - leases) if free_blocks else 0
-        others = max(self._free_leases, bool(self.preemptible))  # a lease for which `preempt` frees a slot
-        self.available_leases = others if free_blocks else 0
+        preempting = 1 if self.preemptible and free_blocks else 0  # a lease for which `preempt` frees a slot
+        self.available_leases = max(self._free_leases, preempting)
         self.max_ticket_tokens = (
             min(free_blocks * self.block_size, self.max_supported_tokens) if self.available_leases else 0
         )
