@@ -119,3 +119,25 @@ def test_a_lease_whose_start_is_learned_when_its_worker_attaches_again_is_preemp
 def test_a_lease_of_another_scheduler_is_not_preempted(scheduler):
     attach(scheduler, slots=1, running={"other-1": 2})
     assert revoked(offer(scheduler, "i", priority=PRIORITY_INTERACTIVE)) == []
+
+
+def test_a_ticket_is_placed_where_it_can_preempt_and_not_at_a_full_worker_without_batch_leases(scheduler):
+    attach(scheduler, "a", slots=SLOTS)
+    for name in ("i0", "i1"):
+        scheduler.on_lease_started(
+            "a", only(Place, offer(scheduler, name, priority=PRIORITY_INTERACTIVE)).lease.lease_id
+        )
+    attach(scheduler, "b", slots=SLOTS)
+    for name in ("b0", "b1"):
+        scheduler.on_lease_started("b", only(Place, offer(scheduler, name, priority=PRIORITY_BATCH)).lease.lease_id)
+    effects = offer(scheduler, "i2", priority=PRIORITY_INTERACTIVE)
+    assert (only(Place, effects).lease.worker_id, revoked(effects)) == ("b", ["s-4"])
+
+
+def test_batch_tickets_are_spread_by_all_leases(scheduler):
+    for worker in "ab":
+        attach(scheduler, worker, slots=4, kv_blocks=100)
+    for number in range(4):
+        lease = only(Place, offer(scheduler, f"b{number}", priority=PRIORITY_BATCH)).lease
+        scheduler.on_lease_started(lease.worker_id, lease.lease_id)
+    assert [len(scheduler.fleet[worker].promised) for worker in "ab"] == [2, 2]

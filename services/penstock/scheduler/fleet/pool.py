@@ -199,7 +199,8 @@ class Pool:
             load = self._placement.load(worker)
             self._tree.put(key, load, worker.max_ticket_tokens)
             batch_leases = worker.batch_leases(self._headroom)
-            self._batch_tree.put(key, load, worker.max_ticket_tokens if batch_leases else 0)
+            batch_load = self._placement.load(worker, for_batch=True)
+            self._batch_tree.put(key, batch_load, worker.max_ticket_tokens if batch_leases else 0)
             self._batch_leases += batch_leases - self._counted_batch_leases.get(key, 0)
             self._counted_batch_leases[key] = batch_leases
             if worker.zone:

@@ -115,6 +115,7 @@ class Worker:
     available_leases: int = field(init=False)  # leases that it can take now of other tickets than batch tickets
     max_ticket_tokens: int = field(init=False)  # tokens of the largest ticket that it can take now
     used_share: float = field(init=False)  # share of slots or of KV blocks that are promised, whichever is larger
+    kept_share: float = field(init=False)  # the same without the slots of preemptible leases
     cache_turnover: float = 0.0
     pool_turnover: CacheTurnover = field(default_factory=CacheTurnover)  # of its pool
     pool_rates: PoolRates = field(default_factory=PoolRates)
@@ -292,5 +293,7 @@ class Worker:
         self.max_ticket_tokens = (
             min(free_blocks * self.block_size, self.max_supported_tokens) if self.available_leases else 0
         )
-        self.used_share = max(leases / (self._slots or 1), self.promised_blocks / (self._kv_blocks or 1))
+        blocks_share = self.promised_blocks / (self._kv_blocks or 1)
+        self.used_share = max(leases / (self._slots or 1), blocks_share)
+        self.kept_share = max((leases - len(self.preemptible)) / (self._slots or 1), blocks_share)
         self.mark_changed()
