@@ -79,6 +79,19 @@ def test_a_run_that_never_started_costs_no_attempt_and_is_retried_after_a_delay(
     assert request.failed_attempts.count == 0
 
 
+def test_a_preempted_run_costs_no_attempt_and_continues_at_once():
+    request = running_request()
+    send_tokens(request, "a")
+    revoked = Aborted("", reason="LEASE_REVOKED")
+    assert request.on_run_rejected(revoked, 11.0) == [Enqueue()]
+    for attempt in range(2, 3 * LIMITS.max_attempts):
+        request.on_leased(lease(attempt), 11.0)
+        request.on_run_started()
+        assert request.on_run_rejected(revoked, 11.0) == [Enqueue()]
+    assert (request.failed_attempts.count, request.failed_attempts.avoided_workers) == (0, [])
+    assert list(request.output.token_ids) == [ord("a")]
+
+
 def test_attempts_are_bounded():
     request = running_request()
     send_tokens(request, "a")

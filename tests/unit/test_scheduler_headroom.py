@@ -121,10 +121,15 @@ def test_batch_tickets_are_placed_where_they_leave_the_headroom():
     pool = pool_of("a", "b")
     pool.keep_headroom(1)
     assert pool.batch_leases == 6
-    found = [place(pool, number, PRIORITY_BATCH) for number in range(7)]
-    assert sorted(found) == ["", *"aaabbb"]
+    assert sorted(place(pool, number, PRIORITY_BATCH) for number in range(6)) == [*"aaabbb"]
     assert pool.batch_leases == 0
-    assert {place(pool, number, PRIORITY_INTERACTIVE) for number in range(7, 11)} == {"a", "b"}
+    assert {place(pool, number, PRIORITY_INTERACTIVE) for number in range(6, 10)} == {"a", "b"}
+
+
+def test_a_batch_ticket_whose_class_is_owed_a_share_takes_a_lease_of_the_headroom():
+    pool = pool_of("a")
+    pool.keep_headroom(1)
+    assert [place(pool, number, PRIORITY_BATCH) for number in range(6)] == ["a"] * 5 + [""]
 
 
 def test_without_headroom_batch_tickets_take_all_leases():

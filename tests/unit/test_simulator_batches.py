@@ -136,3 +136,14 @@ def test_a_backlog_fills_the_fleet_and_costs_requests_of_other_classes_little():
     [worker] = beside.worker_lives
     assert worker.totals.busy_s >= 0.95 * settings["duration"]
     assert rows(beside)["night"]["lines_done"] > 100
+
+
+def test_a_line_that_is_preempted_continues_after_its_tokens():
+    chat = CHAT | {"arrivals": {"rate": 12.0}}
+    run = finished(batch(600), chat, workers=[{"slots": 4}], duration=30.0)
+    preempted = sum(each.dispatcher.preempted_lease_count for each in run.mesh.schedulers.values())
+    assert preempted > 0
+    lines = [each for each in run.ledger.requests if each.tenant.backlog]
+    assert {each.transcript.outcome for each in run.ledger.requests} == {OK}
+    assert sum(each.transcript.tokens for each in lines) == rows(run)["night"]["output_tokens"]
+    assert not any(each.transcript.index_errors for each in lines)

@@ -186,7 +186,7 @@ def test_a_revoked_lease_fails_before_and_after_its_start():
     assert table.revoke("l2", 0.0) == [CancelSequence(run.seq_id)]
     assert (
         rejection_reason(table.on_step(StepResult(1, cancelled=[SequenceCancelled(run.seq_id, 0, 1)]), 0.0, 1.0))
-        == "LEASE_LOST"
+        == "LEASE_REVOKED"
     )
 
 

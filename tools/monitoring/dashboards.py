@@ -245,6 +245,7 @@ SCHEDULER = Dashboard(
         panel("Prompt tokens placed", "short", "{{source}}", rate("penstock_scheduler_prompt_tokens_total", "source")),
         panel("Offers declined", "reqps", "{{reason}}", rate("penstock_scheduler_declines_total", "reason")),
         panel("Leases expired", "reqps", "leases", rate("penstock_scheduler_leases_expired_total")),
+        panel("Batch leases preempted", "reqps", "leases", rate("penstock_scheduler_leases_preempted_total")),
         panel("Tokens/s when busy", "short", "{{model}}", total("penstock_scheduler_tokens_per_second", "model")),
         *process_panels("scheduler"),
     ),

@@ -23,6 +23,7 @@ from penstock.scheduler.reports.lease_progress import LeaseProgressReports
 from penstock.scheduler.reports.placed_prompts import PlacedPromptReports
 from penstock.scheduler.reports.pool_stats import PoolStatsReports
 from penstock.scheduler.reports.service_reports import ServiceReports
+from penstock.v1.inference_pb2 import Priority
 
 # s between two ticks under pressure, and without it. Shards trust statistics for twice the longer one.
 TICK_INTERVAL_S = 0.1
@@ -46,6 +47,7 @@ class Dispatcher:
     is_draining: bool = False
     decline_count: int = 0
     expired_lease_count: int = 0
+    preempted_lease_count: int = 0
     credit_books: CreditBooks = field(init=False)
     _ticked_at: float = -math.inf  # s
     # Whether shards need reports and credit soon: a ticket waits, a model has little free capacity, a lease was not
@@ -104,7 +106,9 @@ class Dispatcher:
         placed = pool.place(ticket) if pool is not None else None
         if pool is None or placed is None:
             return [*ended, *self._decline(queue, ticket)]
-        lease = self._transitions.issue(queue, placed, ticket, now)
+        preempted = [] if ticket.priority == Priority.PRIORITY_BATCH else self._transitions.preempt(placed.worker)
+        self.preempted_lease_count += len(preempted)
+        lease = [*preempted, *self._transitions.issue(queue, placed, ticket, now)]
         self._is_pressed = self._is_pressed or pool.is_busy
         if len(self.queues) > 1:
             self.placed_prompts.record(queue, placed.worker.worker_id, placed.new_tokens, ticket, now)
@@ -164,8 +168,7 @@ class Dispatcher:
         self.fleet[key].on_load_report(report)
 
     def on_lease_started(self, key: str, lease_id: str) -> None:
-        if entry := self.leases.start(lease_id, key):
-            self.fleet[key].on_lease_started(entry.prompt_tokens, is_batch=entry.is_batch)
+        self._transitions.start(self.fleet[key], lease_id)
 
     def on_prefix_cache_update(self, key: str, update: PrefixCacheUpdate) -> None:
         prefixes = self.fleet.pools[self.fleet[key].model].prefix_index

@@ -89,7 +89,7 @@ class Expect:
 
 @dataclass(slots=True)
 class Revoke:
-    """To a worker: this lease is void and must not be started."""
+    """To a worker: this lease is void. It must not be started, and its run ends."""
 
     worker: str
     lease_id: str

@@ -44,6 +44,20 @@ class LeaseTransitions:
         lease = self._lease_message(entry, worker)
         return [Expect(worker.key, lease), Place(queue, lease)]
 
+    def start(self, worker: Worker, lease_id: str) -> None:
+        """Record that an edge started a lease."""
+        if entry := self.leases.start(lease_id, worker.key):
+            worker.on_lease_started(entry.prompt_tokens, is_batch=entry.is_batch)
+            if entry.is_preemptible:
+                worker.allow_preemption(lease_id)
+
+    def preempt(self, worker: Worker) -> list[Effect]:
+        """Revoke batch leases, so that a ticket of another class that is placed on the worker has a slot.
+
+        The worker ends their runs and reports the tokens, and the edges enqueue the tickets again.
+        """
+        return [Revoke(worker.key, lease_id) for lease_id in worker.preempt()]
+
     def end_unstarted(self, entries: list[LeaseEntry]) -> list[Effect]:
         """End leases that were not started, and revoke them at their workers."""
         for entry in entries:
@@ -70,7 +84,7 @@ class LeaseTransitions:
 
     def on_worker_removed(self, worker: Worker) -> None:
         """End the started leases of a worker. The others stay until they expire: the worker may attach again."""
-        for lease_id in list(worker.promised):
+        for lease_id in [*worker.promised, *worker.preempted]:
             entry = self.leases.on_worker(lease_id, worker.key)
             if entry and entry.is_started:
                 self._close(entry)
@@ -81,6 +95,8 @@ class LeaseTransitions:
         if entry := self.leases.leases.get(running.lease_id):
             entry.worker = worker.key
             self.leases.start(entry.lease_id, worker.key)
+            if entry.is_preemptible:
+                worker.allow_preemption(entry.lease_id)
         elif running.ticket_id:
             entry = LeaseEntry(
                 lease_id=running.lease_id,

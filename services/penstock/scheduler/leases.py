@@ -10,6 +10,8 @@ from penstock.chassis.durations import set_seconds
 from penstock.chassis.garbage import untracked
 from penstock.v1.inference_pb2 import Priority
 
+MAX_PREEMPTIONS = 3  # of a batch ticket; leases of later attempts run to their ends
+
 
 @dataclass(slots=True)
 class LeaseEntry:
@@ -40,6 +42,11 @@ class LeaseEntry:
     @property
     def is_batch(self) -> bool:
         return self.priority == Priority.PRIORITY_BATCH
+
+    @property
+    def is_preemptible(self) -> bool:
+        """Whether its run may be ended for a ticket of another class."""
+        return self.is_batch and self.is_started and self.attempt <= MAX_PREEMPTIONS
 
 
 @dataclass

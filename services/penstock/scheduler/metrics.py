@@ -57,6 +57,7 @@ def record_worker_change(model: str, change: str) -> None:
 def observations(dispatcher: Dispatcher) -> Iterator[Observation]:
     yield Observation(series.UNSTARTED_LEASES, dispatcher.leases.unstarted_count)
     yield Observation(series.LEASES_EXPIRED, dispatcher.expired_lease_count)
+    yield Observation(series.LEASES_PREEMPTED, dispatcher.preempted_lease_count)
     yield Observation(series.QUEUES, len(dispatcher.queues))
     credit = Totals[str]()
     for model, book in dispatcher.credit_books.items():

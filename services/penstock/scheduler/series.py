@@ -34,6 +34,11 @@ PLACEMENT_DURATION = histogram("penstock.scheduler.placement", "Time to choose a
 LEASES_EXPIRED = counter(
     "penstock.scheduler.leases_expired", "{lease}", "Leases that were revoked because no edge started them in time."
 )
+LEASES_PREEMPTED = counter(
+    "penstock.scheduler.leases_preempted",
+    "{lease}",
+    "Running leases of batch tickets that were revoked for tickets of other classes.",
+)
 WORKER_CHANGES = counter(
     "penstock.scheduler.worker_changes",
     "{worker}",
@@ -59,5 +64,6 @@ SERIES = (
     DECLINES,
     PLACEMENT_DURATION,
     LEASES_EXPIRED,
+    LEASES_PREEMPTED,
     WORKER_CHANGES,
 )

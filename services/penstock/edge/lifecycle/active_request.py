@@ -246,7 +246,9 @@ class ActiveRequest(RegionEvents):
         if self.state is not RequestState.RUNNING:
             return []
         if error.code in RETRYABLE_CODES or error.reason in RETRYABLE_REASONS:
-            return self._on_attempt_failed(now, died=error.reason == "ENGINE_DIED", never_ran=never_ran)
+            is_preempted = error.reason == "LEASE_REVOKED"
+            died = error.reason == "ENGINE_DIED"
+            return self._on_attempt_failed(now, died=died, never_ran=never_ran, is_preempted=is_preempted)
         return self._end_in_error(error, "failed")
 
     def on_worker_lost(self, now: float, *, died: bool) -> list[Effect]:

@@ -79,10 +79,15 @@ class FailedAttempts:
     consecutive_rejections: int = 0  # in a row, by workers whose engines never had the run
     _wait_until: float = 0.0
 
-    def record(self, worker_id: str, now: float, *, died: bool, never_ran: bool = False) -> None:
-        """Record a lost run. `died`: the worker did not report the end itself, so it is avoided from now on."""
+    def record(
+        self, worker_id: str, now: float, *, died: bool, never_ran: bool = False, is_preempted: bool = False
+    ) -> None:
+        """Record a lost run. `died`: the worker did not report the end itself, so it is avoided from now on.
+
+        `is_preempted`: a scheduler ended the run for another ticket, which it does a bounded number of times.
+        """
         self._wait_until = now + self.upstream_timeout
-        self.count += not never_ran
+        self.count += not (never_ran or is_preempted)
         self.consecutive_rejections = self.consecutive_rejections + 1 if never_ran else 0
         if died and worker_id not in self.avoided_workers and len(self.avoided_workers) < MAX_AVOIDED_WORKERS:
             self.avoided_workers.append(worker_id)

@@ -97,12 +97,14 @@ class RequestTransitions(RequestRecord):
         self.attempt += 1
         return [Withdraw(), *self._enqueue()]
 
-    def _on_attempt_failed(self, now: float, *, died: bool, never_ran: bool = False) -> list[Effect]:
+    def _on_attempt_failed(
+        self, now: float, *, died: bool, never_ran: bool = False, is_preempted: bool = False
+    ) -> list[Effect]:
         """Enqueue the request again with the tokens emitted so far; the next run continues the same text."""
         if self._current_attempt:
             lost = self._current_attempt.record_lost(self.timeline, self.output_tokens, now)
             self.lost_runs = (*self.lost_runs, lost)
-        self.failed_attempts.record(self.worker_id, now, died=died, never_ran=never_ran)
+        self.failed_attempts.record(self.worker_id, now, died=died, never_ran=never_ran, is_preempted=is_preempted)
         if finish := self.output.finish_if_complete():
             return [*self.output.flush(), *self._complete(finish)]
         if self.failed_attempts.count >= self._limits.max_attempts:

@@ -488,7 +488,9 @@ class AttachResponse(_message.Message):
 
     @_builtins.property
     def revoke(self) -> Global___Revoke:
-        """A lease has expired or was withdrawn before its start: the worker refuses it with LEASE_LOST."""
+        """A lease has expired or was withdrawn before its start, so that the worker refuses it with LEASE_LOST; or its run
+        ends with LEASE_REVOKED.
+        """
 
     @_builtins.property
     def drain(self) -> Global___DrainWorker:
@@ -553,7 +555,7 @@ Global___Expect: _TypeAlias = Expect  # noqa: Y015
 
 @_typing.final
 class Revoke(_message.Message):
-    """Revoke voids a lease that was not started."""
+    """Revoke voids a lease. A run under it ends: its start has crossed this frame, or another ticket takes its slot."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -466,9 +466,10 @@ class RunFailed(_message.Message):
     @_builtins.property
     def failure(self) -> _failure_pb2.Failure:
         """The error. The edge enqueues the ticket again after ABORTED / LEASE_LOST, UNAVAILABLE / LOADING, DRAINING or
-        ENGINE_DIED, and FAILED_PRECONDITION / MODEL_MISMATCH (the worker serves another model). It does not after
-        INVALID_ARGUMENT / PROMPT_TOO_LONG (with the numbers), START_INVALID, FORM_UNSUPPORTED or EMBEDDING_UNSUPPORTED, after
-        DEADLINE_EXCEEDED / DEADLINE, nor after INTERNAL / ENGINE_CRASHED (the request has crashed the engine twice).
+        ENGINE_DIED, FAILED_PRECONDITION / MODEL_MISMATCH (the worker serves another model), and ABORTED / LEASE_REVOKED,
+        which does not count as an attempt of the request. It does not after INVALID_ARGUMENT / PROMPT_TOO_LONG (with the
+        numbers), START_INVALID, FORM_UNSUPPORTED or EMBEDDING_UNSUPPORTED, after DEADLINE_EXCEEDED / DEADLINE, nor after
+        INTERNAL / ENGINE_CRASHED (the request has crashed the engine twice).
         """
 
     def __init__(

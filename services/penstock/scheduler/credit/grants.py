@@ -11,6 +11,7 @@ waiting, gets no credit for it, and a shard with a better one gets no more of it
 """
 
 from collections.abc import Iterable
+from math import inf
 from typing import NamedTuple
 
 from penstock.scheduler.credit.credit_book import LARGE_TICKET_FACTOR, CreditBook
@@ -33,7 +34,7 @@ class FreeCapacity(NamedTuple):
     open_workers: int = 0  # workers that can take a lease
     max_supported_tokens: int = 0  # tokens of the largest ticket that an empty worker can run
     slots: int = 0  # slots of all workers, free or not
-    batch_leases: int = 0  # leases that the workers can take of batch tickets
+    batch_leases: float = inf  # leases that the workers can take of batch tickets; inf: all
     headroom: int = 0  # slots that batch tickets leave free
 
     def packable_tokens(self, ticket_tokens: float) -> int:
@@ -53,9 +54,9 @@ class FreeCapacity(NamedTuple):
 
     def without_headroom(self, ticket_tokens: float) -> "FreeCapacity":
         """Return the capacity that batch tickets may take beside the headroom, which is for tickets of this size."""
+        leases = int(min(self.leases, self.batch_leases))
         if not self.headroom:
-            return self
-        leases = min(self.leases, self.batch_leases)
+            return self._replace(leases=leases)
         tokens = max(0, round(self.tokens - self.headroom * ticket_tokens)) if leases else 0
         return self._replace(leases=leases, tokens=tokens)
 

@@ -1,7 +1,7 @@
 """Headroom: slots that tickets of the class `batch` leave free, so that other tickets do not wait for one.
 
 Batch tickets wait at any time, so that they would take each slot that is released. A ticket of another class would then
-wait for the end of a run. It needs no clock.
+preempt a batch lease, whose tokens are computed again. The headroom makes that rare. It needs no clock.
 """
 
 from dataclasses import dataclass

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.scheduler.fleet.worker import Worker
+from penstock.v1.inference_pb2 import Priority
 
 TYPICAL_PROMPT_TOKENS = 512  # prompt tokens assumed for the rank of workers without a ticket
 FULL_BATCH_PENALTY_STEPS = 10.0  # steps of delay that a full batch counts as
@@ -22,8 +23,11 @@ DelayShareFn = Callable[[int], float]  # `PromptSizes.delay_share`
 class Placement(Protocol):
     """Chooses one of the workers that can take a ticket."""
 
-    def load(self, worker: Worker) -> float:
-        """Return the rank of a worker without a ticket. The workers with the lowest ranks are the candidates."""
+    def load(self, worker: Worker, *, for_batch: bool = False) -> float:
+        """Return the rank of a worker without a ticket. The workers with the lowest ranks are the candidates.
+
+        `for_batch`: of a batch ticket, which preempts no lease.
+        """
 
     def choose(self, new_tokens: Mapping[Worker, int], ticket: Ticket, delay_share: DelayShareFn) -> Worker:
         """Choose one of the workers. `new_tokens`: tokens of the prompt that are not cached at each."""
@@ -45,36 +49,38 @@ class LowestTtft:
     all workers evict like one cache of their size.
 
     The used share, of slots or of promised KV blocks, whichever is larger, stands for the time after the first token:
-    decodes share the steps of a worker, and a full pool has no capacity for later tickets. Rates are those of each
-    worker, so that faster workers get more tickets. A worker in another zone than the ticket's edge counts 2 ms more:
-    among similar workers the one in the same zone is chosen, but it is not overloaded for it.
+    decodes share the steps of a worker, and a full pool has no capacity for later tickets. Slots of batch leases that
+    can be preempted do not count for a ticket of another class. Rates are those of each worker, so that faster workers
+    get more tickets. A worker in another zone than the ticket's edge counts 2 ms more: among similar workers the one in
+    the same zone is chosen, but it is not overloaded for it.
 
     TTFT as the cost of a cached prefix: Qin et al., "Mooncake", FAST 2025, section 5.
     """
 
-    def load(self, worker: Worker) -> float:
+    def load(self, worker: Worker, *, for_batch: bool = False) -> float:
         # Not the excess: it would be out of date in workers that receive nothing, as the mean grows.
         turnover = TURNOVER_RANK_S * worker.cache_turnover
         prefill = (worker.prefill_backlog_tokens + TYPICAL_PROMPT_TOKENS) / worker.prefill_tokens_per_s
-        return prefill + turnover + _decode_cost(worker)
+        return prefill + turnover + _decode_cost(worker, for_batch=for_batch)
 
     def choose(self, new_tokens: Mapping[Worker, int], ticket: Ticket, delay_share: DelayShareFn) -> Worker:
         zone, expected = ticket.zone, ticket.expected_worker
+        for_batch = ticket.priority == Priority.PRIORITY_BATCH
 
         def rank(worker: Worker) -> tuple[float, str]:
             tokens = new_tokens[worker]
             crossing = CROSS_ZONE_COST_S if zone and worker.zone and worker.zone != zone else 0.0
             is_unexpected = expected and worker.worker_id != expected
             penalty = _unexpected_cost(worker, tokens) if is_unexpected else 0.0
-            return _cost(worker, tokens, delay_share(tokens)) + crossing + penalty, worker.worker_id
+            cost = _prefill_cost(worker, tokens, delay_share(tokens)) + _decode_cost(worker, for_batch=for_batch)
+            return cost + crossing + penalty, worker.worker_id
 
         return min(new_tokens, key=rank)
 
 
-def _cost(worker: Worker, tokens: int, delay_share: float) -> float:
+def _prefill_cost(worker: Worker, tokens: int, delay_share: float) -> float:
     price = EVICTION_PRICE * (1 + worker.excess_turnover) / 2
-    prefill = (delay_share * worker.prefill_backlog_tokens + (1 + price) * tokens) / worker.prefill_tokens_per_s
-    return prefill + _decode_cost(worker)
+    return (delay_share * worker.prefill_backlog_tokens + (1 + price) * tokens) / worker.prefill_tokens_per_s
 
 
 def _unexpected_cost(worker: Worker, tokens: int) -> float:
@@ -82,5 +88,6 @@ def _unexpected_cost(worker: Worker, tokens: int) -> float:
     return UNEXPECTED_WORKER_PENALTY_STEPS * worker.decode_step_s + delay
 
 
-def _decode_cost(worker: Worker) -> float:
-    return worker.decode_step_s * (1 + FULL_BATCH_PENALTY_STEPS * worker.used_share)
+def _decode_cost(worker: Worker, *, for_batch: bool) -> float:
+    share = worker.used_share if for_batch else worker.kept_share
+    return worker.decode_step_s * (1 + FULL_BATCH_PENALTY_STEPS * share)

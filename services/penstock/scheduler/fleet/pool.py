@@ -114,10 +114,18 @@ class Pool:
         return self._workers[found] if found else None
 
     def place(self, ticket: Ticket) -> Placed | None:
-        """Choose the worker for a ticket and record the prompt; None if no worker can take it now."""
+        """Choose the worker for a ticket and record the prompt; None if no worker can take it now.
+
+        A batch ticket leaves headroom if it can. A shard offers one without credit for batch tickets if its class is
+        owed a minimum share; then it takes any free lease.
+        """
         self._refresh()
         hashes = list(ticket.prefix_hashes)
-        new_tokens = self._candidates(ticket, hashes)
+        if ticket.priority == Priority.PRIORITY_BATCH:
+            new_tokens = self._candidates(ticket, hashes, self._batch_tree, self._headroom)
+            new_tokens = new_tokens or self._candidates(ticket, hashes, self._tree)
+        else:
+            new_tokens = self._candidates(ticket, hashes, self._tree)
         if not new_tokens:
             return None
         worker = self._placement.choose(new_tokens, ticket, self.prompt_sizes.delay_share)
@@ -127,45 +135,44 @@ class Pool:
             self.prefix_index.on_placed(worker.key, hashes)
         return placed
 
-    def _candidates(self, ticket: Ticket, hashes: Sequence[int]) -> dict[Worker, int]:
-        """Return the prompt tokens that are not cached, by workers that are compared."""
-        tree = self._batch_tree if ticket.priority == Priority.PRIORITY_BATCH else self._tree
-        found = [*islice(self._with_capacity(ticket, tree), MAX_CANDIDATES)]
+    def _candidates(
+        self, ticket: Ticket, hashes: Sequence[int], tree: TournamentTree, headroom: int = 0
+    ) -> dict[Worker, int]:
+        """Return the prompt tokens that are not cached, by workers that are compared.
+
+        `headroom`: slots that a batch ticket leaves free at its worker.
+        """
+        found = [*islice(self._with_capacity(ticket, tree, headroom), MAX_CANDIDATES)]
         if len(self._zone_trees) > 1 and (near := self._zone_trees.get(ticket.zone)):
-            found += islice(self._with_capacity(ticket, near), MAX_CANDIDATES)
-        if (expected := self._by_instance_id.get(ticket.expected_worker)) and self._can_take(expected, ticket):
+            found += islice(self._with_capacity(ticket, near, headroom), MAX_CANDIDATES)
+        if (expected := self._by_instance_id.get(ticket.expected_worker)) and _can_take(expected, ticket, headroom):
             found.append(expected)
         prompt_tokens = ticket.prompt_tokens
         if not hashes:
             return dict.fromkeys(found, prompt_tokens)
         index = self.prefix_index
-        found += islice(self._with_cached_prefix(ticket, hashes), MAX_CANDIDATES)
+        found += islice(self._with_cached_prefix(ticket, hashes, headroom), MAX_CANDIDATES)
         expecting, expected_blocks = index.expected_prefix(hashes)
         blocks = {worker: index.cached_blocks(worker.key, hashes) for worker in dict.fromkeys(found)}
-        if (placed := self._workers.get(expecting)) and (placed in blocks or self._can_take(placed, ticket)):
+        if (placed := self._workers.get(expecting)) and (placed in blocks or _can_take(placed, ticket, headroom)):
             blocks[placed] = max(blocks.get(placed, 0), expected_blocks)
         return {worker: prompt_tokens - count * worker.block_size for worker, count in blocks.items()}
 
-    def _with_capacity(self, ticket: Ticket, tree: TournamentTree) -> Iterator[Worker]:
+    def _with_capacity(self, ticket: Ticket, tree: TournamentTree, headroom: int) -> Iterator[Worker]:
         """Yield the workers that can take a ticket now, least loaded first."""
         avoided = ticket.avoid_workers
         for key in tree.search(max_tokens_of(ticket)):
             worker = self._workers[key]
-            if (not avoided or worker.worker_id not in avoided) and self._can_take(worker, ticket):
+            if (not avoided or worker.worker_id not in avoided) and _can_take(worker, ticket, headroom):
                 yield worker
 
-    def _with_cached_prefix(self, ticket: Ticket, hashes: Sequence[int]) -> Iterator[Worker]:
+    def _with_cached_prefix(self, ticket: Ticket, hashes: Sequence[int], headroom: int) -> Iterator[Worker]:
         """Yield the workers that can take a ticket now, out of those with its longest cached prefix."""
         tokens = max_tokens_of(ticket)
         for key in self.prefix_index.workers_with_longest_prefix(hashes):
             worker = self._workers[key]
-            if tokens <= worker.max_ticket_tokens and self._can_take(worker, ticket):
+            if tokens <= worker.max_ticket_tokens and _can_take(worker, ticket, headroom):
                 yield worker
-
-    def _can_take(self, worker: Worker, ticket: Ticket) -> bool:
-        if ticket.priority == Priority.PRIORITY_BATCH and not worker.batch_leases(self._headroom):
-            return False
-        return worker.can_take(ticket)
 
     def can_ever_run(self, ticket: Ticket) -> bool:
         return any(worker.can_ever_run(ticket) for worker in self)
@@ -199,9 +206,16 @@ class Pool:
             load = self._placement.load(worker)
             self._tree.put(key, load, worker.max_ticket_tokens)
             batch_leases = worker.batch_leases(self._headroom)
-            self._batch_tree.put(key, load, worker.max_ticket_tokens if batch_leases else 0)
+            batch_load = self._placement.load(worker, for_batch=True)
+            self._batch_tree.put(key, batch_load, worker.max_ticket_tokens if batch_leases else 0)
             self._batch_leases += batch_leases - self._counted_batch_leases.get(key, 0)
             self._counted_batch_leases[key] = batch_leases
             if worker.zone:
                 self._zone_trees.setdefault(worker.zone, TournamentTree()).put(key, load, worker.max_ticket_tokens)
         self._changed.clear()
+
+
+def _can_take(worker: Worker, ticket: Ticket, headroom: int) -> bool:
+    if ticket.priority == Priority.PRIORITY_BATCH and not worker.batch_leases(headroom):
+        return False
+    return worker.can_take(ticket)

@@ -94,6 +94,8 @@ class Worker:
     report: LoadReport = field(default_factory=LoadReport)
     promised: dict[str, int] = field(default_factory=dict)  # lease id: KV blocks
     promised_blocks: int = 0  # sum of `promised`
+    preemptible: dict[str, None] = field(default_factory=dict)  # of `promised`, newest last
+    preempted: set[str] = field(default_factory=set)  # leases that were revoked and whose runs have not ended yet
     unstarted_tokens: int = 0  # prompt tokens of leases that have not started
     started_tokens: int = 0  # prompt tokens of leases that have started since its last load report
     reported_steps: dict[str, int] = field(default_factory=dict)  # steps last reported, by shard
@@ -103,15 +105,17 @@ class Worker:
     are_rates_due: bool = True  # to be refreshed
     _slots: int = field(init=False)
     _kv_blocks: int = field(init=False)
+    _free_leases: int = field(init=False)  # leases that it can take now
 
     # Derived from the profile, the promises and the latest report. Decisions read these more often than they change.
     model: str = field(init=False)  # key
     block_size: int = field(init=False)  # tokens
     cache_tokens: int = field(init=False)  # tokens of its KV pool
     max_supported_tokens: int = field(init=False)  # tokens of the largest ticket that it can run when empty
-    available_leases: int = field(init=False)  # leases that it can take now
+    available_leases: int = field(init=False)  # leases that it can take now of other tickets than batch tickets
     max_ticket_tokens: int = field(init=False)  # tokens of the largest ticket that it can take now
     used_share: float = field(init=False)  # share of slots or of KV blocks that are promised, whichever is larger
+    kept_share: float = field(init=False)  # the same without the slots of preemptible leases
     cache_turnover: float = 0.0
     pool_turnover: CacheTurnover = field(default_factory=CacheTurnover)  # of its pool
     pool_rates: PoolRates = field(default_factory=PoolRates)
@@ -137,9 +141,28 @@ class Worker:
 
     def release(self, lease_id: str) -> None:
         """Free the KV blocks of a lease. Idempotent."""
+        self.preempted.discard(lease_id)
         if lease_id in self.promised:
             self.promised_blocks -= self.promised.pop(lease_id)
+            self.preemptible.pop(lease_id, None)
             self._update_capacity()
+
+    def allow_preemption(self, lease_id: str) -> None:
+        self.preemptible[lease_id] = None
+        self._update_capacity()
+
+    def preempt(self) -> list[str]:
+        """Free the newest preemptible leases until one more lease has a slot. Return their ids.
+
+        The newest ones have computed the fewest tokens, which their next runs compute again.
+        """
+        found = []
+        while self.preemptible and len(self.promised) >= self._slots:
+            lease_id = next(reversed(self.preemptible))
+            self.release(lease_id)
+            self.preempted.add(lease_id)
+            found.append(lease_id)
+        return found
 
     def number_lease(self, number: int, entry: LeaseEntry) -> None:
         """Name a lease by a number in later progress of this stream. It has one number at a time."""
@@ -246,7 +269,8 @@ class Worker:
 
     def batch_leases(self, headroom: int) -> int:
         """Return the leases that it can take of batch tickets, if these leave `headroom` slots free; 0: none."""
-        return max(0, self.available_leases - self.look_ahead - headroom) if headroom else self.available_leases
+        kept = self.look_ahead + headroom if headroom else 0
+        return max(0, self._free_leases - kept)
 
     def blocks_for(self, ticket: Ticket) -> int:
         return -(-max_tokens_of(ticket) // self.block_size)
@@ -263,9 +287,13 @@ class Worker:
 
     def _update_capacity(self) -> None:
         leases, free_blocks = len(self.promised), self.free_blocks
-        self.available_leases = max(0, self._slots + self.look_ahead - leases) if free_blocks else 0
+        self._free_leases = max(0, self._slots + self.look_ahead - leases) if free_blocks else 0
+        preempting = 1 if self.preemptible and free_blocks else 0  # a lease for which `preempt` frees a slot
+        self.available_leases = max(self._free_leases, preempting)
         self.max_ticket_tokens = (
             min(free_blocks * self.block_size, self.max_supported_tokens) if self.available_leases else 0
         )
-        self.used_share = max(leases / (self._slots or 1), self.promised_blocks / (self._kv_blocks or 1))
+        blocks_share = self.promised_blocks / (self._kv_blocks or 1)
+        self.used_share = max(leases / (self._slots or 1), blocks_share)
+        self.kept_share = max((leases - len(self.preemptible)) / (self._slots or 1), blocks_share)
         self.mark_changed()

@@ -281,12 +281,19 @@ class SimEdge:
 
     def on_run_lost(self, worker: SimWorker, run: SimRun) -> None:
         """The worker of a run is dead: resume the answer on another worker."""
+        self._resume(worker, run, avoid_workers=(worker.name,))
+
+    def on_run_revoked(self, worker: SimWorker, run: SimRun) -> None:
+        """The lease of a run was revoked for a ticket of a higher class: resume the answer on any worker."""
+        self._resume(worker, run)
+
+    def _resume(self, worker: SimWorker, run: SimRun, avoid_workers: tuple[str, ...] = ()) -> None:
         request, former, *_ = self._started_runs.pop(run.run_id)
         self._ledger.record_run_end(request, worker, run)
         if request.run is run:
             self._ledger.deliver(request, worker, run, self._events.now)
             request.run = None
-            avoid_workers = (*former.avoid_workers, worker.name)
+            avoid_workers = (*former.avoid_workers, *avoid_workers)
             self._enqueue(request, self._new_ticket(request, former.attempt + 1, avoid_workers))
 
     # Attempts.

@@ -246,7 +246,7 @@ class SimMesh:
                     self._send(shard.on_catalog, scheduler, effect.entries)
 
     def revoke(self, worker: str, lease_id: str) -> None:
-        """Do nothing: the worker has no state of a lease that no edge has started."""
+        self._send(self._workers[worker].revoke, lease_id)
 
     # Frames of workers.
 
@@ -267,6 +267,9 @@ class SimMesh:
 
     def send_run_ended(self, worker: SimWorker, run: SimRun) -> None:
         self._send(self.edge.on_run_ended, worker, run)
+
+    def send_run_revoked(self, worker: SimWorker, run: SimRun) -> None:
+        self._send(self.edge.on_run_revoked, worker, run)
 
     @property
     def observes_steps(self) -> bool:

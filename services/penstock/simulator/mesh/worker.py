@@ -36,6 +36,9 @@ class WorkerPeers(Protocol):
     def send_run_ended(self, worker: "SimWorker", run: SimRun) -> None:
         """A run has ended or was cancelled; its edge is notified."""
 
+    def send_run_revoked(self, worker: "SimWorker", run: SimRun) -> None:
+        """A run was ended because its lease was revoked; its edge is notified."""
+
     @property
     def observes_steps(self) -> bool:
         """Whether `on_step` must be called after every step."""
@@ -77,6 +80,7 @@ class SimWorker:
         self.leases: dict[int, str] = {}  # lease id by run
         self.runs: dict[int, SimRun] = {}
         self._arrived_at: dict[int, float] = {}  # s, by run
+        self._revoked: set[int] = set()  # runs whose leases were revoked
         self.step_ends: list[float] = []  # s; end of each step that computed or cancelled
         self.totals = StepTotals()
         self._events = events
@@ -117,6 +121,14 @@ class SimWorker:
             self._stop_fast_forward()
             self.engine.cancel(run)
             self._start_step()
+
+    # Called by schedulers.
+
+    def revoke(self, lease_id: str) -> None:
+        """End the run of a lease. The worker has no state of a lease that no edge has started."""
+        if run := next((self.runs[each] for each, lease in self.leases.items() if lease == lease_id), None):
+            self._revoked.add(run.run_id)
+            self.cancel(run)
 
     def die(self) -> list[SimRun]:
         """Stop the worker; return its runs. The current step is lost."""
@@ -216,7 +228,9 @@ class SimWorker:
             self._peers.send_released(self.name, served, self._throughput.steps + 1)
         for run in ended:
             del self.runs[run.run_id], self.leases[run.run_id], self._arrived_at[run.run_id]
-            self._peers.send_run_ended(self, run)
+            is_revoked = run.run_id in self._revoked and run in stepped.cancelled
+            self._revoked.discard(run.run_id)
+            (self._peers.send_run_revoked if is_revoked else self._peers.send_run_ended)(self, run)
         self._send_report(stepped)
         if self._has_shared_blocks or stepped.cache_changes:
             self._send_cache_changes(stepped)

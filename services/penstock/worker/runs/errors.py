@@ -11,12 +11,18 @@ class LeaseLost(Aborted):
     default_reason = "LEASE_LOST"
 
 
+class LeaseRevoked(Aborted):
+    """The scheduler revoked the lease. The edge enqueues the ticket again, and the run is no failed attempt."""
+
+    default_reason = "LEASE_REVOKED"
+
+
 def lease_unannounced(lease_id: str) -> LeaseLost:
     return LeaseLost(f"no scheduler announced lease {lease_id} to this worker; enqueue the ticket again")
 
 
-def lease_revoked(lease_id: str) -> LeaseLost:
-    return LeaseLost(f"lease {lease_id} was revoked; enqueue the ticket again")
+def lease_revoked(lease_id: str) -> LeaseRevoked:
+    return LeaseRevoked(f"lease {lease_id} was revoked; enqueue the ticket again")
 
 
 def deadline_passed() -> DeadlineExceeded:

@@ -58,7 +58,7 @@ class ContinuousBatching:
 
     token_budget: int = 512  # tokens per step
     oldest_share: float = 0.25  # of the budget that decodes leave
-    yielding_share: float = 0.25  # of the budget, for batch sequences while others may arrive
+    yielding_share: float = 0.125  # of the budget, for batch sequences while others may arrive
 
     def __post_init__(self) -> None:
         if self.token_budget < 1 or not (0.0 < self.oldest_share <= 1.0 and 0.0 < self.yielding_share <= 1.0):
