@@ -75,6 +75,9 @@ class StoreOperations:
         with self.database.transaction() as transaction:
             return (getattr(jobs, name, None) or getattr(self.operations, name))(transaction, *arguments, **named)
 
+    def claim(self, limit, lease_s=LEASE_S):
+        return self("claim", limit, lease_s).chunks
+
     def file(self, file_id="file-1", tenant="acme", size=100, **changes):
         given = StoredFile(file_id, tenant, "lines.jsonl", FILE_PURPOSE_BATCH, size, self.now, self.now + 1_000.0)
         self("add_file", given._replace(**changes))

@@ -44,10 +44,10 @@ def test_replicas_claim_different_chunks_at_the_same_time(store, replica):
     store.file()
     store.divided(chunks=6)
     with store.database.transaction() as first, replica.database.transaction() as second:
-        one = keys(store.operations.claim(first, 2, LEASE_S))
-        two = keys(replica.operations.claim(second, 2, LEASE_S))  # waits for nothing
+        one = keys(store.operations.claim(first, 2, LEASE_S).chunks)
+        two = keys(replica.operations.claim(second, 2, LEASE_S).chunks)  # waits for nothing
     assert (len(one), len(two), len(one | two)) == (2, 2, 4)
-    assert keys(store("claim", 9, LEASE_S)) == {0, 3, 6, 9, 12, 15} - one - two
+    assert keys(store.claim(9)) == {0, 3, 6, 9, 12, 15} - one - two
 
 
 def test_replicas_take_different_jobs_at_the_same_time(store, replica):
@@ -138,7 +138,7 @@ async def test_the_settings_name_a_database_whose_clock_all_times_follow(batch_d
 def test_a_result_and_the_end_of_its_chunk_wait_for_each_other(store, replica):
     store.file()
     store.divided(chunks=1)
-    [chunk] = store("claim", 1, LEASE_S)
+    [chunk] = store.claim(1)
     store("cancel", "acme", "batch_1")
     store.now += LEASE_S
     with replica.database.transaction() as transaction:
@@ -155,7 +155,7 @@ def test_a_result_and_the_end_of_its_chunk_wait_for_each_other(store, replica):
 def test_the_last_of_two_chunks_that_end_at_once_ends_their_batch(batch_database, store, replica):
     store.file()
     store.divided(chunks=2)
-    first, second = store("claim", 2, LEASE_S)
+    first, second = store.claim(2)
     for each in (first, second):
         store("put_results", results(each))
     with ThreadPoolExecutor(1) as threads:
@@ -179,7 +179,7 @@ def until_one_waits(database):
 def test_results_of_one_chunk_are_stored_once_by_two_replicas(store, replica):
     store.file()
     store.divided(chunks=1)
-    [chunk] = store("claim", 1, LEASE_S)
+    [chunk] = store.claim(1)
     given = [result(chunk, number) for number in range(3)]
     with ThreadPoolExecutor(2) as threads:
         stored = [each.result() for each in [threads.submit(one, "put_results", given) for one in (store, replica)]]
@@ -209,7 +209,7 @@ def test_replicas_that_do_everything_at_once_wait_for_each_other_without_a_deadl
 def work(replica, random):
     """Claim, renew, commit and release chunks until there is none. Return the number of results that were stored."""
     count = 0
-    while chunks := replica("claim", 3, LEASE_S):
+    while chunks := replica.claim(3):
         held = [(each.key, each.epoch) for each in chunks]
         random.shuffle(held)
         given = [each for chunk in chunks for each in results(chunk)]

@@ -73,11 +73,11 @@ class BatchService(BatchServiceServicer):
                 return mesh.CallResponse(deleted=pb.DeleteFileResponse())
             case "create_batch":
                 batch = self._new_batch(request.owner, request.create_batch)
-                await run(operations.create, batch)
+                await self._store.create(batch)
             case "get_batch":
                 batch = await run(operations.find, tenant_id, request.get_batch.batch_id)
             case "cancel_batch":
-                batch = await run(operations.cancel, tenant_id, request.cancel_batch.batch_id)
+                batch = await self._store.cancel(tenant_id, request.cancel_batch.batch_id)
             case "list_batches":
                 return mesh.CallResponse(batches=await self._list_batches(tenant_id, request.list_batches))
             case _:

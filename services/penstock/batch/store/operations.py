@@ -1,11 +1,12 @@
 """Operations of the store: each runs in a transaction, on either database. Pure but for the transaction."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.batch.jobs.batch import Batch, Status
-from penstock.batch.jobs.chunks import ChunkKey, ChunkState, ClaimedChunk, LineResult
+from penstock.batch.jobs.chunks import ChunkKey, ChunkState, Claim, ClaimedChunk, LineResult
 from penstock.batch.jobs.claims import RunningBatch, shares
 from penstock.batch.jobs.urgency import class_of_lines
 from penstock.batch.store import statements as sql
@@ -122,10 +123,11 @@ class BatchOperations:
 
     # Chunks.
 
-    def claim(self, transaction: Transaction, limit: int, lease_s: float) -> list[ClaimedChunk]:
+    def claim(self, transaction: Transaction, limit: int, lease_s: float) -> Claim:
         """Claim chunks for this replica, of the batches that `shares` names."""
         now, claimed = transaction.now, list[ClaimedChunk]()
-        running = {row[0]: _running(row, now) for row in transaction.run(sql.RUNNING, now)}
+        rows = transaction.run(sql.RUNNING, now, now)
+        running = {row[0]: _running(row, now) for row in rows}
         while running and len(claimed) < limit:
             for number, count in shares(list(running.values()), limit - len(claimed)).items():
                 found = self._claim_of(transaction, number, count, lease_s)
@@ -133,7 +135,7 @@ class BatchOperations:
                 running[number].held += len(found)
                 if len(found) < count:  # the others are held, or another replica claims them now
                     del running[number]
-        return claimed
+        return Claim(claimed, min((row[-1] - now for row in rows if row[-1] is not None), default=math.inf))
 
     def _claim_of(self, transaction: Transaction, number: int, count: int, lease_s: float) -> list[ClaimedChunk]:
         now = transaction.now
@@ -183,14 +185,19 @@ class BatchOperations:
         transaction.write(sql.ADD_COUNTS, [(*found, number) for number, found in sorted(counts.items())])
         return stored
 
-    def release(self, transaction: Transaction, held: Sequence[tuple[ChunkKey, int]]) -> None:
-        """Give chunks back, or end those whose lines all have results. The last one ends its batch."""
+    def release(self, transaction: Transaction, held: Sequence[tuple[ChunkKey, int]]) -> bool:
+        """Give chunks back, or end those whose lines all have results. The last one ends its batch.
+
+        Return whether the output of a batch may be due.
+        """
         locked = _locked_chunks(transaction, sql.LOCK_CHUNK, [key for key, _ in held])
         ended: list[tuple[int, int]] = []
+        is_job_due = False
         for key, epoch in held:
             chunk = locked.get(key)
             if chunk is None or not chunk.is_held_under(epoch):
                 continue
+            is_job_due |= chunk.status != Status.IN_PROGRESS
             end = chunk.first_line + chunk.line_count
             if transaction.run(sql.COUNT_RESULTS, chunk.number, chunk.first_line, end)[0][0] == chunk.line_count:
                 ended.append((chunk.number, chunk.first_line))
@@ -202,6 +209,8 @@ class BatchOperations:
                 batch = batch_of(transaction.run(sql.LOCK_BATCH, number)[0])
                 batch.on_lines_ended(transaction.now)
                 sql.update(transaction, batch)
+                is_job_due = True
+        return is_job_due
 
 
 class LockedChunk(NamedTuple):
@@ -234,7 +243,7 @@ def _locked_chunks(transaction: Transaction, lock: str, keys: Iterable[ChunkKey]
 
 
 def _running(row: Row, now: float) -> RunningBatch:
-    number, tenant_id, lines, done, expires_at, started_at, held = row
+    number, tenant_id, lines, done, expires_at, started_at, held, _ = row
     pace = done / (now - started_at) if now > started_at else 0.0
     return RunningBatch(number, tenant_id, lines - done, expires_at - now, pace, held)
 

@@ -62,6 +62,15 @@ DUE_JOB = f"""
     ))
     ORDER BY number LIMIT 1 FOR UPDATE SKIP LOCKED
 """
+# When the next window ends, or the next batch is due because a replica has lost its job or its chunks.
+NEXT_JOB = """
+    SELECT min(CASE
+        WHEN status = 2 THEN created_at + completion_window
+        WHEN job_until > ? THEN job_until
+        ELSE (SELECT max(lease_until) FROM chunks WHERE chunks.number = batches.number AND has_ended = 0)
+    END)
+    FROM batches WHERE status IN (1, 2, 3, 7)
+"""
 HOLD_JOB = """
     UPDATE batches SET job_epoch = job_epoch + 1, job_until = ?, has_rows = 1 WHERE number = ? RETURNING job_epoch
 """
@@ -73,10 +82,11 @@ LAPSING = f"""
 
 ADD_CHUNK = "INSERT INTO chunks (number, first_line, line_count, byte_offset, byte_length) VALUES (?, ?, ?, ?, ?)"
 DROP_CHUNKS = "DELETE FROM chunks WHERE number = ?"
-# Each batch that runs, with the number of chunks that replicas hold.
+# Each batch that runs, with the number of chunks that replicas hold, and the end of the first of their leases.
 RUNNING = """
     SELECT number, tenant_id, lines, completed + failed, created_at + completion_window, started_at,
-        (SELECT count(*) FROM chunks WHERE chunks.number = batches.number AND has_ended = 0 AND lease_until > ?)
+        (SELECT count(*) FROM chunks WHERE chunks.number = batches.number AND has_ended = 0 AND lease_until > ?),
+        (SELECT min(lease_until) FROM chunks WHERE chunks.number = batches.number AND has_ended = 0 AND lease_until > ?)
     FROM batches WHERE status = 2
 """
 HOLD_CHUNKS = """
