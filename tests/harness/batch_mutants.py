@@ -23,6 +23,7 @@ from penstock.faults.world import batch_disk
 
 RUN = BATCH_FAILPOINTS[0].method
 RUNNING, ENDED = (Failpoint(RUN, TO_CLIENT, kind) for kind in ("running", "ended"))
+CREATED = Failpoint(BATCH_FAILPOINTS[-1].method, TO_CLIENT, "")  # the first answer
 STEP, SETTLE = Failpoint(EXECUTE, TO_CLIENT, "step"), Failpoint(ADMIT, TO_SERVER, "settle")
 MANY_LINES = 20  # more than the mesh takes at once
 
@@ -97,6 +98,12 @@ def batches_cancelled_beside_a_replica_without_store(plan, rng):
     planned = batches_cancelled(plan, rng, 2 * MANY_LINES)
     (batch,) = planned.batches
     return replace(planned, batches=(replace(batch, cancels_after_s=rng.uniform(0.4, 0.6)),), faults=(away,))
+
+
+def batches_whose_creation_is_repeated(plan, rng):
+    """The answer of a creation is lost with its replica, and the client calls again."""
+    killed = _fault(FaultKind.KILL, "batch", CREATED, victim_pick=rng.choice((0.1, 0.9)))
+    return replace(with_plain_batches(plan, rng), requests=(), token_counts=(), faults=(killed,))
 
 
 def crashing_line_at_another_edge(plan, rng):
@@ -203,6 +210,11 @@ def an_edge_is_not_told_that_a_line_may_have_run(start, self, line, now):
     return start(self, line, now)
 
 
+@mutant(BatchOperations, "create", mutate_plan=batches_whose_creation_is_repeated)
+def an_idempotency_key_has_no_effect(create, self, transaction, batch, idempotency_key=""):
+    return create(self, transaction, batch)
+
+
 BATCH_MUTANTS = (
     an_output_does_not_wait_for_the_lines_that_run,
     each_run_of_a_line_is_charged,
@@ -216,4 +228,5 @@ BATCH_MUTANTS = (
     a_result_that_is_repeated_is_counted_again,
     a_replica_keeps_its_own_time,
     an_edge_is_not_told_that_a_line_may_have_run,
+    an_idempotency_key_has_no_effect,
 )

@@ -11,6 +11,7 @@ from batch_lane import KEY, batch_lane
 from penstock.chassis.errors import PenstockError, Unavailable
 from penstock.cli.__main__ import cli
 from penstock.cli.batches import run as batch_run
+from penstock.cli.batches.calls import BatchCalls
 from penstock.cli.tables import stderr_console, stdout_console
 from penstock.v1 import batches_pb2 as pb
 
@@ -175,5 +176,22 @@ async def test_a_read_without_progress_fails_and_leaves_no_file(tmp_path):
 
 async def test_a_watch_survives_an_edge_that_is_away():
     calls = CutCalls()
-    assert (await batch_run._find_patiently(calls, "batch_1")).id == "batch_1"
+    assert (await batch_run._patiently(lambda: calls.find("batch_1"))).id == "batch_1"
     assert calls.looks == 2
+
+
+async def test_a_submission_repeats_a_creation_whose_answer_was_lost_and_creates_one_batch(lane, tmp_path, monkeypatch):
+    create = BatchCalls.create
+    lost = []
+
+    async def losing(calls, request):
+        batch = await create(calls, request)
+        if not lost:
+            lost.append(batch.id)
+            raise Unavailable("the answer is lost")
+        return batch
+
+    monkeypatch.setattr(BatchCalls, "create", losing)
+    assert [await submitted(lane, write_lines(tmp_path / "lines.jsonl", 1))] == lost
+    found = await run(lane, "list", "--json")
+    assert [each["id"] for each in json.loads(found.stdout)] == lost

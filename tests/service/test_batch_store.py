@@ -16,11 +16,12 @@ from penstock.batch.store.errors import (
     FileInUse,
     FilesFull,
     FileUnknown,
+    IdempotencyKeyReused,
     StoreUnavailable,
     TooManyBatches,
 )
 from penstock.batch.store.jobs import Chunk
-from penstock.batch.store.operations import StoredFile
+from penstock.batch.store.operations import KEY_LIFE_S, StoredFile
 from penstock.batch.store.sqlite import SqliteDatabase
 from penstock.v1.batches_pb2 import FILE_PURPOSE_BATCH, FILE_PURPOSE_BATCH_OUTPUT
 
@@ -91,6 +92,57 @@ def test_a_batch_needs_a_file_and_a_tenant_has_a_bounded_number(store):
     assert ([each.batch_id for each in page], has_more) == (["batch_2", "batch_1"], True)
     with pytest.raises(BatchUnknown):
         store.found(tenant="globex")
+
+
+def test_a_repeated_call_with_an_idempotency_key_returns_the_first_batch_for_a_day(store):
+    store.file(expires_at=store.now + 9 * KEY_LIFE_S)
+    assert store.batch("batch_1", idempotency_key="k").batch_id == "batch_1"
+    store.now += KEY_LIFE_S - 1.0
+    assert store.batch("batch_2", idempotency_key="k").batch_id == "batch_1"
+    assert store.batch("batch_3", idempotency_key="other").batch_id == "batch_3"
+    store.now += 1.0
+    assert store.batch("batch_4", idempotency_key="k").batch_id == "batch_4"
+    assert store.batch("batch_5", idempotency_key="k").batch_id == "batch_4"
+    page, _ = store("list_batches", "acme", after="", limit=9)
+    assert [each.batch_id for each in page] == ["batch_4", "batch_3", "batch_1"]
+
+
+def test_a_repeated_call_needs_no_file_and_no_room_for_a_batch(store):
+    store.file()
+    for number in range(3):
+        store.batch(f"batch_{number}", idempotency_key=f"k{number}")
+    assert store.batch("batch_3", idempotency_key="k0").batch_id == "batch_0"
+    store("fail", store("claim_job", LEASE_S), "FILE_EMPTY", "no line")
+    store.now += 1_000.0  # the file has expired
+    assert store.batch("batch_3", idempotency_key="k0").batch_id == "batch_0"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"window": 101.0}, {"endpoint": "/v1/responses"}, {"metadata": {}}, {"output_ttl": 501.0}, {"file_id": "file-2"}],
+    ids=str,
+)
+def test_an_idempotency_key_of_a_call_with_other_fields_is_refused(store, changes):
+    store.file()
+    store.file("file-2")
+    store.batch(idempotency_key="k")
+    with pytest.raises(IdempotencyKeyReused, match="batch_1 was created"):
+        store.batch("batch_2", idempotency_key="k", **changes)
+
+
+def test_an_idempotency_key_is_that_of_one_tenant(store):
+    store.file()
+    store.file("file-2", tenant="globex")
+    store.batch(idempotency_key="k")
+    created = store.batch("batch_2", tenant="globex", file_id="file-2", idempotency_key="k")
+    assert created.batch_id == "batch_2"
+
+
+def test_a_call_that_fails_keeps_no_idempotency_key(store):
+    with pytest.raises(FileUnknown):
+        store.batch(idempotency_key="k")
+    store.file()
+    assert store.batch(idempotency_key="k", window=101.0).batch_id == "batch_1"
 
 
 def test_a_file_is_divided_by_one_replica_at_a_time_and_its_lines_run(store):

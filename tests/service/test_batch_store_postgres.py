@@ -12,9 +12,10 @@ from penstock.batch.config import BatchConfig
 from penstock.batch.jobs.batch import Status
 from penstock.batch.store import jobs
 from penstock.batch.store import postgres as batch_postgres
-from penstock.batch.store.errors import StoreUnavailable
+from penstock.batch.store.errors import IdempotencyKeyReused, StoreUnavailable
 from penstock.batch.store.opening import opened_store
 from penstock.batch.store.postgres import VERSION_TABLE
+from penstock.batch.store.schema import POSTGRES_MIGRATIONS
 from penstock.chassis.database.errors import StoreTooNew, StoreUnusable
 from penstock.chassis.database.postgres_transaction import RECONNECT_INTERVAL_S
 from stores import PostgresStore, administer
@@ -57,6 +58,24 @@ def test_replicas_take_different_jobs_at_the_same_time(store, replica):
     with store.database.transaction() as first, replica.database.transaction() as second:
         names = [jobs.claim_job(each, LEASE_S).batch.batch_id for each in (first, second)]
     assert names == ["batch_1", "batch_2"]
+
+
+@pytest.mark.parametrize("file_id", ["file-1", "file-2"])
+def test_calls_with_one_idempotency_key_at_once_create_one_batch(batch_database, store, replica, file_id):
+    """The second one waits for the first. With another file, it is refused."""
+    store.file()
+    store.file("file-2")
+    with ThreadPoolExecutor(1) as threads:
+        with replica.database.transaction() as transaction:
+            store.operations.create(transaction, store.new_batch("batch_1"), "k")
+            second = threads.submit(store.batch, "batch_2", file_id=file_id, idempotency_key="k")
+            until_one_waits(batch_database)
+        if file_id == "file-1":
+            assert second.result().batch_id == "batch_1"
+        else:
+            with pytest.raises(IdempotencyKeyReused):
+                second.result()
+    assert [each.batch_id for each in store("list_batches", "acme", after="", limit=9)[0]] == ["batch_1"]
 
 
 def test_a_session_that_the_server_has_ended_is_replaced(batch_database, store):
@@ -108,7 +127,7 @@ def test_processes_that_start_at_once_migrate_once(database):
     with ThreadPoolExecutor(4) as threads:
         for each in [threads.submit(start) for _ in range(4)]:
             each.result()
-    assert administer(database, f"SELECT version FROM {VERSION_TABLE}") == [(1,)]
+    assert administer(database, f"SELECT version FROM {VERSION_TABLE}") == [(len(POSTGRES_MIGRATIONS),)]
 
 
 def test_a_schema_of_a_later_release_is_refused(database, tmp_path):

@@ -231,7 +231,7 @@ def _run_requests_and_checks(context: WorldContext) -> tuple[int, tuple[Violatio
         context.slow_reader_monitor.violations.values(),
         check_poison(
             transcripts,
-            context.batches.crashes_of_single_requests(context.engine_pool.crashed_workers),
+            context.engine_pool.crashed_workers,
             nemesis.stops_by_tier["worker"],
             allowed,
         ),

@@ -10,12 +10,20 @@ from penstock.batch.jobs.chunks import ChunkKey, ChunkState, Claim, ClaimedChunk
 from penstock.batch.jobs.claims import RunningBatch, shares
 from penstock.batch.jobs.urgency import class_of_lines
 from penstock.batch.store import statements as sql
-from penstock.batch.store.errors import BatchUnknown, FileInUse, FilesFull, FileUnknown, TooManyBatches
+from penstock.batch.store.errors import (
+    BatchUnknown,
+    FileInUse,
+    FilesFull,
+    FileUnknown,
+    IdempotencyKeyReused,
+    TooManyBatches,
+)
 from penstock.batch.store.statements import batch_of
 from penstock.chassis.database.statements import Row, Transaction
 
 FAR = 1e18  # s, after every time
 MAX_ID = "~"  # after every id
+KEY_LIFE_S = 86_400.0  # for which a repeated call with an idempotency key returns the first batch
 
 
 class StoredFile(NamedTuple):
@@ -88,14 +96,26 @@ class BatchOperations:
 
     # Batches.
 
-    def create(self, transaction: Transaction, batch: Batch) -> None:
-        """Raises FileUnknown and TooManyBatches."""
+    def create(self, transaction: Transaction, batch: Batch, idempotency_key: str = "") -> Batch:
+        """Return the batch, or the one that was created with the key before.
+
+        Raises FileUnknown, TooManyBatches and IdempotencyKeyReused.
+        """
+        if idempotency_key:
+            forgotten = batch.tenant_id, idempotency_key, transaction.now - KEY_LIFE_S
+            transaction.write(sql.FORGET_KEY, [forgotten])
+            if created := _created_before(transaction, batch, idempotency_key):
+                return created
         file_id = batch.input_file_id
         _first_file(transaction.run(sql.LOCK_FILE, batch.tenant_id, file_id, transaction.now), file_id)
         if transaction.run(sql.OPEN_OF_TENANT, batch.tenant_id)[0][0] >= self.batches_per_tenant:
             text = f"the tenant has {self.batches_per_tenant} batches that have not ended"
             raise TooManyBatches(text, retry_after=60.0)
-        transaction.write(sql.ADD_BATCH, [sql.new_row(batch)])
+        if transaction.run(sql.ADD_BATCH, *sql.new_row(batch, idempotency_key)):
+            return batch
+        created = _created_before(transaction, batch, idempotency_key)
+        assert created, "a batch conflicts with that of its key alone, which was committed meanwhile"
+        return created
 
     def find(self, transaction: Transaction, tenant_id: str, batch_id: str) -> Batch:
         """Raises BatchUnknown."""
@@ -252,6 +272,22 @@ def _first_file(rows: Sequence[Row], file_id: str) -> StoredFile:
     for row in rows:
         return StoredFile(*row)
     raise FileUnknown(f"file {file_id!r} does not exist; GET /v1/files lists those that do")
+
+
+def _created_before(transaction: Transaction, batch: Batch, idempotency_key: str) -> Batch | None:
+    """Return the batch of the key, if there is one. Raises IdempotencyKeyReused."""
+    for row in transaction.run(sql.FIND_CREATED, batch.tenant_id, idempotency_key):
+        created = batch_of(row)
+        if _given(created) != _given(batch):
+            text = f"batch {created.batch_id} was created with this idempotency key and other fields; use another key"
+            raise IdempotencyKeyReused(text, field="idempotency_key")
+        return created
+    return None
+
+
+def _given(batch: Batch) -> tuple[object, ...]:
+    """Return what a client gives to create a batch."""
+    return batch.endpoint, batch.input_file_id, batch.window, batch.output_ttl, dict(batch.metadata)
 
 
 def _first_batch(rows: Sequence[Row], batch_id: str) -> Batch:

@@ -14,7 +14,8 @@ BATCH_COLUMNS = (
     " created_at, started_at, finalizing_at, ended_at, cancelled_at, expired, failure_reason, failure_message, lines,"
     " completed, failed, input_tokens, output_tokens, output_file_id, error_file_id"
 )
-_BATCH_VALUES = ", ".join("?" for _ in BATCH_COLUMNS.split(","))
+_NEW_COLUMNS = f"{BATCH_COLUMNS}, idempotency_key"
+_NEW_VALUES = ", ".join("?" for _ in _NEW_COLUMNS.split(","))
 CHANGING_COLUMNS = (
     "status = ?, started_at = ?, finalizing_at = ?, ended_at = ?, cancelled_at = ?, expired = ?, failure_reason = ?,"
     " failure_message = ?, lines = ?, completed = ?, failed = ?, input_tokens = ?, output_tokens = ?,"
@@ -36,7 +37,12 @@ READERS_OF_FILE = "SELECT 1 FROM batches WHERE input_file_id = ? AND status IN (
 HAS_FILE = "SELECT 1 FROM files WHERE file_id = ?"
 FILE_OF_BATCH = f"SELECT {FILE_COLUMNS} FROM files WHERE file_id = ?"
 
-ADD_BATCH = f"INSERT INTO batches ({BATCH_COLUMNS}) VALUES ({_BATCH_VALUES})"
+# Adds none if the tenant has a batch of this idempotency key.
+ADD_BATCH = f"INSERT INTO batches ({_NEW_COLUMNS}) VALUES ({_NEW_VALUES}) ON CONFLICT DO NOTHING RETURNING number"
+FIND_CREATED = f"SELECT number, {BATCH_COLUMNS} FROM batches WHERE tenant_id = ? AND idempotency_key = ?"
+FORGET_KEY = """
+    UPDATE batches SET idempotency_key = NULL WHERE tenant_id = ? AND idempotency_key = ? AND created_at <= ?
+"""
 FIND_BATCH = f"SELECT number, {BATCH_COLUMNS} FROM batches WHERE tenant_id = ? AND batch_id = ?"
 LOCK_BATCH_OF_TENANT = f"{FIND_BATCH} FOR UPDATE"
 READ_BATCH = f"SELECT number, {BATCH_COLUMNS} FROM batches WHERE number = ?"
@@ -183,12 +189,13 @@ def batch_of(row: Row) -> Batch:
     )
 
 
-def new_row(batch: Batch) -> Sequence[object]:
+def new_row(batch: Batch, idempotency_key: str) -> Sequence[object]:
     """Return the values of `ADD_BATCH`."""
     fixed = batch.batch_id, batch.tenant_id, batch.key_id, batch.delegation, batch.endpoint, batch.input_file_id
     metadata = orjson.dumps(dict(batch.metadata)).decode()
     status, *rest = changing_row(batch)
-    return (*fixed, batch.window, batch.output_ttl, metadata, status, batch.created_at, *rest)
+    given = batch.window, batch.output_ttl, metadata
+    return (*fixed, *given, status, batch.created_at, *rest, idempotency_key or None)
 
 
 def changing_row(batch: Batch) -> Sequence[object]:

@@ -105,9 +105,10 @@ class BatchStore:
 
     # Batches.
 
-    async def create(self, batch: Batch) -> None:
-        await self.run(self.operations.create, batch)
+    async def create(self, batch: Batch, idempotency_key: str = "") -> Batch:
+        created: Batch = await self.run(self.operations.create, batch, idempotency_key)
         self.jobs_due.set()
+        return created
 
     async def cancel(self, tenant_id: str, batch_id: str) -> Batch:
         batch: Batch = await self.run(self.operations.cancel, tenant_id, batch_id)

@@ -3,10 +3,11 @@
 import asyncio
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 from google.protobuf.json_format import MessageToDict
 from rich.markup import escape
@@ -21,7 +22,7 @@ from penstock.cli.tables import stderr_console, stdout_console
 from penstock.v1 import batches_pb2 as pb
 
 POLL_INTERVAL_S = 1.0
-MAX_SILENCE_S = 60.0  # for which a watch repeats calls that fail
+MAX_SILENCE_S = 60.0  # for which calls that fail are repeated
 STDOUT = "-"
 
 
@@ -51,7 +52,8 @@ class Caller:
                 file = await calls.upload(options.file, report)
             request = pb.CreateBatchRequest(input_file_id=file.id, endpoint=options.endpoint, metadata=options.metadata)
             set_seconds(request.completion_window, options.window_s)
-            batch = await calls.create(request)
+            request.idempotency_key = uuid4().hex
+            batch = await _patiently(lambda: calls.create(request))
             self._show(batch, batch.id)
             if options.is_watched:
                 await self._watch(calls, batch.id)
@@ -93,11 +95,11 @@ class Caller:
 
     async def _watch(self, calls: BatchCalls, batch_id: str) -> None:
         with progress_reporter(stderr_console) as report:
-            batch = await _find_patiently(calls, batch_id)
+            batch = await _patiently(lambda: calls.find(batch_id))
             while not has_ended(batch):
                 report(progress_text(batch, time.time()))
                 await asyncio.sleep(POLL_INTERVAL_S)
-                batch = await _find_patiently(calls, batch_id)
+                batch = await _patiently(lambda: calls.find(batch_id))
         if batch.status != pb.BATCH_STATUS_COMPLETED:
             raise FailedPrecondition(end_text(batch), reason="BATCH_NOT_COMPLETED")
         self._show(batch, end_text(batch))
@@ -109,12 +111,12 @@ class Caller:
             stdout_console.print(escape(text))
 
 
-async def _find_patiently(calls: BatchCalls, batch_id: str) -> pb.Batch:
+async def _patiently(call: Callable[[], Awaitable[pb.Batch]]) -> pb.Batch:
     """Return a batch, also if no edge answers for up to a minute. Raises PenstockError."""
     failed_since = 0.0
     while True:
         try:
-            return await calls.find(batch_id)
+            return await call()
         except Unavailable:
             failed_since = failed_since or time.monotonic()
             if time.monotonic() - failed_since > MAX_SILENCE_S:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import grpc
 
@@ -36,10 +37,11 @@ class BatchCaller:
         return str(response.file.id)
 
     async def create(self, file_id: str, endpoint: str) -> pb.Batch:
-        """Create a batch. Not retried, because it might exist then."""
-        request = pb.CreateBatchRequest(input_file_id=file_id, endpoint=endpoint)
-        stub = next(self._stubs)
-        batch: pb.Batch = (await stub.CreateBatch(request, metadata=self._metadata, timeout=CALL_TIMEOUT_S)).batch
+        request = pb.CreateBatchRequest(input_file_id=file_id, endpoint=endpoint, idempotency_key=uuid4().hex)
+        response = await self._retried(
+            lambda stub: stub.CreateBatch(request, metadata=self._metadata, timeout=CALL_TIMEOUT_S)
+        )
+        batch: pb.Batch = response.batch
         return batch
 
     async def find(self, batch_id: str) -> pb.Batch:
