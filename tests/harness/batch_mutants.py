@@ -100,6 +100,12 @@ def batches_cancelled_beside_a_replica_without_store(plan, rng):
     return replace(planned, batches=(replace(batch, cancels_after_s=rng.uniform(0.4, 0.6)),), faults=(away,))
 
 
+def batches_cancelled_while_an_edge_drains(plan, rng):
+    """An edge drains as it charges a line, and soon after it the client cancels."""
+    drained = _fault(FaultKind.TERM, "edge", SETTLE, rng.randint(1, 6))
+    return replace(batches_cancelled(plan, rng), faults=(drained,))
+
+
 def batches_whose_creation_is_repeated(plan, rng):
     """The answer of a creation is lost with its replica, and the client calls again."""
     killed = _fault(FaultKind.KILL, "batch", CREATED, victim_pick=rng.choice((0.1, 0.9)))
@@ -167,6 +173,13 @@ def a_line_is_given_back_after_its_charge(stop, self, number):
     self._give_back(number, Unavailable("stopped", reason="LINE_STOPPED", retry_after=0.0))
 
 
+@mutant(_LineStream, "release", mutate_plan=batches_cancelled_while_an_edge_drains)
+def a_draining_edge_gives_back_a_line_that_it_has_charged(release, self):
+    release(self)
+    for number in list(self.runs):
+        self._give_back(number, Unavailable("this edge drains", reason="DRAINING", retry_after=0.0))
+
+
 @mutant(LockedChunk, "state_under", mutate_plan=batches_cancelled)
 def a_cancel_stops_no_line(state_under, self, epoch):
     state = state_under(self, epoch)
@@ -221,6 +234,7 @@ BATCH_MUTANTS = (
     a_line_that_is_given_back_is_charged,
     a_line_ends_before_its_charge_is_recorded,
     a_line_is_given_back_after_its_charge,
+    a_draining_edge_gives_back_a_line_that_it_has_charged,
     a_cancel_stops_no_line,
     a_chunk_starts_lines_without_a_recent_confirmation,
     a_continued_line_begins_again,

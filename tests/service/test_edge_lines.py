@@ -9,6 +9,7 @@ from edge_calls import wait_at_rest
 from edge_mesh import FakeWorker, edge_mesh, text_of
 from line_streams import CHAT, line_client
 from penstock.chassis.errors import Overloaded, QuotaExceeded
+from penstock.edge.api.lines import service as lines_service
 from penstock.mesh.v1 import batch_pb2 as pb
 from penstock.v1.inference_pb2 import PRIORITY_BATCH
 
@@ -186,6 +187,35 @@ async def test_a_draining_edge_gives_its_lines_back_with_their_tokens():
         assert pb.LineState.FromString(lines.progress[1]).text == text_of(3)
         await lines.wait(lines.has_ended.is_set)
         assert await charges(mesh, 1) == [(0, 0)]
+
+
+async def test_a_draining_edge_ends_a_line_whose_charge_is_on_the_way_and_refuses_others_after_it():
+    async with edge_mesh() as mesh, line_client(mesh.address) as lines:
+        mesh.auth.confirms_settlements = False
+        lines.start(1, completion())
+        assert await charges(mesh, 1) == [(2, 5)]
+        draining = asyncio.create_task(mesh.drain())
+        lines.start(2, completion())
+        await asyncio.sleep(0.1)
+        assert not lines.ended
+        mesh.auth.confirm()
+        assert (await lines.end_of(1)).verdict == pb.LINE_VERDICT_ANSWERED
+        refused = await lines.end_of(2)
+        assert (refused.verdict, refused.failure.reason) == (pb.LINE_VERDICT_LATER, "DRAINING")
+        await lines.wait(lines.has_ended.is_set)
+        await draining
+
+
+async def test_a_draining_edge_gives_back_a_line_whose_charge_is_not_confirmed(monkeypatch):
+    monkeypatch.setattr(lines_service, "SETTLE_TIMEOUT_S", 0.05)
+    async with edge_mesh() as mesh, line_client(mesh.address) as lines:
+        mesh.auth.confirms_settlements = False
+        lines.start(1, completion())
+        assert await charges(mesh, 1) == [(2, 5)]
+        await mesh.drain()
+        assert (await lines.end_of(1)).failure.reason == "DRAINING"
+        assert pb.LineState.FromString(lines.progress[1]).text == text_of(5)
+        mesh.auth.confirm()
 
 
 async def test_a_number_that_is_in_use_costs_its_sender_the_stream():
