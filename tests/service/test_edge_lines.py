@@ -164,6 +164,19 @@ async def test_progress_that_cannot_be_read_begins_the_line_anew():
             assert orjson.loads((await lines.end_of(number)).body)["choices"][0]["text"] == text_of(5)
 
 
+async def test_a_line_whose_tokens_the_model_does_not_know_begins_anew():
+    async with edge_mesh() as mesh, line_client(mesh.address) as lines:
+        state = pb.LineState(model="tiny", model_version="d1", token_ids=[10**6])
+        lines.start(1, completion(), progress=state.SerializeToString())
+        ended = await lines.end_of(1)
+        assert (ended.verdict, ended.failure.reason) == (pb.LINE_VERDICT_LATER, "MODEL_REPLACED")
+        assert lines.progress == {1: b""}
+        lines.start(2, completion(), progress=lines.progress[1])
+        assert orjson.loads((await lines.end_of(2)).body)["choices"][0]["text"] == text_of(5)
+        lines.start(3, completion(prompt=[10**6]))  # tokens of its own
+        assert (await lines.end_of(3)).verdict == pb.LINE_VERDICT_REFUSED
+
+
 async def test_a_cut_stream_ends_its_lines_without_a_charge():
     worker = FakeWorker("w1", pause_at_index=3)
     async with edge_mesh(fakes=[worker]) as mesh:
