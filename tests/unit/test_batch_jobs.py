@@ -151,6 +151,25 @@ def rows_left(transaction):
     return transaction.run("SELECT 1 FROM batches WHERE has_rows = 1")
 
 
+async def test_a_job_that_is_cut_by_a_drain_is_free_at_once(tier, monkeypatch):
+    await tier.upload(line(0))
+    await tier.create()
+    has_begun = asyncio.Event()
+
+    async def divide(divider):
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileDivider, "divide", divide)
+        working = asyncio.create_task(tier.worker.run())
+        await asyncio.wait_for(has_begun.wait(), 20.0)
+        working.cancel()
+        await asyncio.wait([working])
+    assert await run_job(tier.worker)
+    assert (await tier.batch()).status is Status.IN_PROGRESS
+
+
 async def test_a_small_batch_need_not_wait_for_the_division_of_a_large_one(tier, monkeypatch):
     await tier.upload(line(0))
     await tier.create()

@@ -1,6 +1,7 @@
 """Jobs of batches: divides files, writes outputs in the order of the lines, and deletes what is kept no longer."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
@@ -36,7 +37,7 @@ class JobWorker:
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)  # one looks for a job, or waits for it, at a time
 
     async def run(self) -> None:
-        """Do jobs until cancelled. One that is cut is done again, here or elsewhere, once its lease has ended."""
+        """Do jobs until cancelled. Those that this cuts are free for other replicas at once."""
         async with asyncio.TaskGroup() as group:
             for _ in range(JOBS_AT_ONCE):
                 group.create_task(self._run_jobs())
@@ -85,6 +86,10 @@ class JobWorker:
                 if job.batch.expired:
                     await self._add_expired(lease)
                 await write_output(self.store, lease)
+        except asyncio.CancelledError:
+            with suppress(PenstockError):  # else its lease ends by itself
+                await lease.release()
+            raise
         except JobLost:
             log.warning("batch_job_lost", batch_id=job.batch.batch_id)
         self.store.jobs_due.set()  # its output may be due, or its results may be deleted
