@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 
@@ -168,6 +169,26 @@ async def test_a_job_that_is_cut_by_a_drain_is_free_at_once(tier, monkeypatch):
         await asyncio.wait([working])
     assert await run_job(tier.worker)
     assert (await tier.batch()).status is Status.IN_PROGRESS
+
+
+async def test_an_upload_that_is_cut_while_its_content_begins_leaves_no_part(tier, tmp_path, monkeypatch):
+    has_begun, may_go_on = asyncio.Event(), threading.Event()
+    loop, create = asyncio.get_running_loop(), FolderBlobs.create
+
+    def created(blobs, name):
+        writer = create(blobs, name)
+        loop.call_soon_threadsafe(has_begun.set)
+        may_go_on.wait(20.0)
+        return writer
+
+    monkeypatch.setattr(FolderBlobs, "create", created)
+    upload = asyncio.create_task(tier.upload(line(0)))
+    await asyncio.wait_for(has_begun.wait(), 20.0)
+    upload.cancel()
+    may_go_on.set()
+    await asyncio.wait([upload])
+    assert upload.cancelled()
+    assert list((tmp_path / "contents").iterdir()) == []
 
 
 async def test_a_small_batch_need_not_wait_for_the_division_of_a_large_one(tier, monkeypatch):

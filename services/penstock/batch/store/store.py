@@ -62,7 +62,7 @@ class BatchStore:
     async def add_file(self, file: StoredFile, contents: AsyncIterator[bytes]) -> StoredFile:
         """Store a file, whose size is that of `contents`. Raises FilesFull before it is too large."""
         await self.run(self.operations.check_room, file.tenant_id, 0)
-        writer = await in_thread(self.blobs.create, file.file_id)
+        writer = await self.begin_content(file.file_id)
         size = 0
         try:
             async for content in contents:
@@ -82,6 +82,16 @@ class BatchStore:
                     await asyncio.to_thread(self.blobs.delete, file.file_id)
             raise
         return stored
+
+    async def begin_content(self, name: str) -> BlobWriter:
+        """Return the writer of a new content. If the caller is cancelled meanwhile, the writer is aborted."""
+        beginning: asyncio.Future[BlobWriter] = asyncio.ensure_future(in_thread(self.blobs.create, name))
+        try:
+            return await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            with suppress(StoreUnavailable):
+                await asyncio.to_thread((await beginning).abort)
+            raise
 
     def _write_upload(self, writer: BlobWriter, content: bytes) -> None:
         free = self.blobs.free_bytes()
