@@ -23,6 +23,7 @@ from penstock.faults.world import batch_disk
 
 RUN = BATCH_FAILPOINTS[0].method
 RUNNING, ENDED = (Failpoint(RUN, TO_CLIENT, kind) for kind in ("running", "ended"))
+CREATED = Failpoint(BATCH_FAILPOINTS[-1].method, TO_CLIENT, "")  # the first answer
 STEP, SETTLE = Failpoint(EXECUTE, TO_CLIENT, "step"), Failpoint(ADMIT, TO_SERVER, "settle")
 MANY_LINES = 20  # more than the mesh takes at once
 
@@ -99,6 +100,18 @@ def batches_cancelled_beside_a_replica_without_store(plan, rng):
     return replace(planned, batches=(replace(batch, cancels_after_s=rng.uniform(0.4, 0.6)),), faults=(away,))
 
 
+def batches_cancelled_while_an_edge_drains(plan, rng):
+    """An edge drains as it charges a line, and soon after it the client cancels."""
+    drained = _fault(FaultKind.TERM, "edge", SETTLE, rng.randint(1, 6))
+    return replace(batches_cancelled(plan, rng), faults=(drained,))
+
+
+def batches_whose_creation_is_repeated(plan, rng):
+    """The answer of a creation is lost with its replica, and the client calls again."""
+    killed = _fault(FaultKind.KILL, "batch", CREATED, victim_pick=rng.choice((0.1, 0.9)))
+    return replace(with_plain_batches(plan, rng), requests=(), token_counts=(), faults=(killed,))
+
+
 def crashing_line_at_another_edge(plan, rng):
     """A line crashes an engine while all schedulers are down, and its edge dies as well."""
     planned = with_plain_batches(plan, rng)
@@ -160,6 +173,13 @@ def a_line_is_given_back_after_its_charge(stop, self, number):
     self._give_back(number, Unavailable("stopped", reason="LINE_STOPPED", retry_after=0.0))
 
 
+@mutant(_LineStream, "release", mutate_plan=batches_cancelled_while_an_edge_drains)
+def a_draining_edge_gives_back_a_line_that_it_has_charged(release, self):
+    release(self)
+    for number in list(self.runs):
+        self._give_back(number, Unavailable("this edge drains", reason="DRAINING", retry_after=0.0))
+
+
 @mutant(LockedChunk, "state_under", mutate_plan=batches_cancelled)
 def a_cancel_stops_no_line(state_under, self, epoch):
     state = state_under(self, epoch)
@@ -203,12 +223,18 @@ def an_edge_is_not_told_that_a_line_may_have_run(start, self, line, now):
     return start(self, line, now)
 
 
+@mutant(BatchOperations, "create", mutate_plan=batches_whose_creation_is_repeated)
+def an_idempotency_key_has_no_effect(create, self, transaction, batch, idempotency_key=""):
+    return create(self, transaction, batch)
+
+
 BATCH_MUTANTS = (
     an_output_does_not_wait_for_the_lines_that_run,
     each_run_of_a_line_is_charged,
     a_line_that_is_given_back_is_charged,
     a_line_ends_before_its_charge_is_recorded,
     a_line_is_given_back_after_its_charge,
+    a_draining_edge_gives_back_a_line_that_it_has_charged,
     a_cancel_stops_no_line,
     a_chunk_starts_lines_without_a_recent_confirmation,
     a_continued_line_begins_again,
@@ -216,4 +242,5 @@ BATCH_MUTANTS = (
     a_result_that_is_repeated_is_counted_again,
     a_replica_keeps_its_own_time,
     an_edge_is_not_told_that_a_line_may_have_run,
+    an_idempotency_key_has_no_effect,
 )

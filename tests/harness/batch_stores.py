@@ -75,11 +75,17 @@ class StoreOperations:
         with self.database.transaction() as transaction:
             return (getattr(jobs, name, None) or getattr(self.operations, name))(transaction, *arguments, **named)
 
+    def claim(self, limit, lease_s=LEASE_S):
+        return self("claim", limit, lease_s).chunks
+
     def file(self, file_id="file-1", tenant="acme", size=100, **changes):
         given = StoredFile(file_id, tenant, "lines.jsonl", FILE_PURPOSE_BATCH, size, self.now, self.now + 1_000.0)
         self("add_file", given._replace(**changes))
 
-    def batch(self, batch_id="batch_1", tenant="acme", file_id="file-1", **changes):
+    def batch(self, batch_id="batch_1", *, idempotency_key="", **fields):
+        return self("create", self.new_batch(batch_id, **fields), idempotency_key)
+
+    def new_batch(self, batch_id="batch_1", tenant="acme", file_id="file-1", **changes):
         given = {
             "key_id": "k",
             "delegation": b"d",
@@ -89,8 +95,7 @@ class StoreOperations:
             "metadata": {"a": "b"},
             **changes,
         }
-        batch = Batch(batch_id=batch_id, tenant_id=tenant, input_file_id=file_id, created_at=self.now, **given)
-        self("create", batch)
+        return Batch(batch_id=batch_id, tenant_id=tenant, input_file_id=file_id, created_at=self.now, **given)
 
     def divided(self, chunks=2, lines=3, **batch):
         """A batch that runs, with chunks of `lines` lines."""

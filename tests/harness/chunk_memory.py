@@ -1,12 +1,14 @@
 """A store of chunks in memory, and edges that answer each line at once, for the runner of batches."""
 
 import asyncio
+import math
 from collections import Counter
 
 import orjson
 
-from penstock.batch.jobs.chunks import ChunkKey, ChunkState, ClaimedChunk, Line
+from penstock.batch.jobs.chunks import ChunkKey, ChunkState, Claim, ClaimedChunk, Line
 from penstock.batch.store.errors import StoreUnavailable
+from penstock.batch.work_signal import WorkSignal
 from penstock.mesh.v1.batch_pb2 import LINE_VERDICT_ANSWERED, LineEnded
 
 ENDPOINT = "/v1/embeddings"
@@ -26,6 +28,8 @@ class ChunkMemory:
     def __init__(self, chunks):
         self.free = {chunk.key: (chunk, lines) for chunk, lines in chunks}
         self.held = {}
+        self.chunks_due = WorkSignal()
+        self.next_lease_s = math.inf
         self.stored = {}  # by chunk and number
         self.commits = Counter()
         self.released = []
@@ -45,7 +49,7 @@ class ChunkMemory:
         self._take_call("claim")
         keys = list(self.free)[:limit]
         self.held |= {key: self.free.pop(key) for key in keys}
-        return [self.held[key][0] for key in keys]
+        return Claim([self.held[key][0] for key in keys], self.next_lease_s)
 
     async def renew(self, held, lease_s):
         self._take_call("renew")
@@ -81,8 +85,10 @@ class FakeEdges:
         self.is_answering = True
         self.started = []
         self.stopped = []
+        self.looks = 0  # for lines that may start
 
     def next_edge(self):
+        self.looks += 1
         return "edge"
 
     def start(self, line, now):

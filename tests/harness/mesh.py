@@ -9,8 +9,8 @@ import grpc
 
 from paths import REPO
 from penstock.chassis.channels import channel
-from penstock.cli.batches.calls import open_calls
 from penstock.cli.batches.texts import has_ended
+from penstock.client.batches import BatchesClient
 from penstock.local_mesh.launch import local_mesh
 from penstock.local_mesh.mesh import LocalMesh
 from penstock.local_mesh.operator_channels import operator_channel
@@ -50,12 +50,12 @@ async def stub_client(mesh: LocalMesh, address: str = "") -> AsyncIterator[StubC
 async def completed_batch(mesh: LocalMesh) -> pb.Batch:
     """Run the lines of the example, for the model by default, to their end."""
     request = pb.CreateBatchRequest(endpoint="/v1/chat/completions")
-    async with open_calls(mesh.plan.grpc, mesh.api_key) as calls, asyncio.timeout(TIMEOUT_S):
-        request.input_file_id = (await calls.upload(REPO / "examples" / "batch.jsonl", lambda _: None)).id
-        batch = await calls.create(request)
+    async with BatchesClient(mesh.plan.grpc, api_key=mesh.api_key) as client, asyncio.timeout(TIMEOUT_S):
+        request.input_file_id = (await client.upload(REPO / "examples" / "batch.jsonl")).id
+        batch = await client.create(request)
         while not has_ended(batch):
             await asyncio.sleep(0.1)
-            batch = await calls.find(batch.id)
+            batch = await client.find(batch.id)
     assert batch.status == pb.BATCH_STATUS_COMPLETED, batch
     return batch
 

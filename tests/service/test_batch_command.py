@@ -12,7 +12,6 @@ from penstock.chassis.errors import PenstockError, Unavailable
 from penstock.cli.__main__ import cli
 from penstock.cli.batches import run as batch_run
 from penstock.cli.tables import stderr_console, stdout_console
-from penstock.v1 import batches_pb2 as pb
 
 ENDPOINT = "/v1/embeddings"
 TIMEOUT_S = 60.0
@@ -135,45 +134,15 @@ async def test_a_wrong_option_is_rejected_before_a_call(tmp_path, arguments, mes
     assert message in result.output
 
 
-class CutCalls:
-    """Calls of which each one ends early: a read after 4 bytes, and the first look at a batch at once."""
+class LostRead:
+    """A client whose edge is gone after the first part."""
 
-    content = b"0123456789"
-
-    def __init__(self):
-        self.looks = 0
-
-    async def read(self, file_id, offset):
-        yield self.content[offset : offset + 4]
-        if offset + 4 < len(self.content):
-            raise Unavailable("the edge is gone")
-
-    async def find(self, batch_id):
-        self.looks += 1
-        if self.looks == 1:
-            raise Unavailable("the edge is gone")
-        return pb.Batch(id=batch_id)
-
-
-async def test_a_read_that_is_cut_goes_on_where_it_was(tmp_path):
-    await batch_run._download(CutCalls(), "file-1", str(tmp_path / "answers"))
-    assert (tmp_path / "answers").read_bytes() == CutCalls.content
-
-
-async def test_a_read_without_progress_fails_and_leaves_no_file(tmp_path):
-    calls = CutCalls()
-
-    async def fail(file_id, offset):
+    async def read(self, file_id):
+        yield b"0123"
         raise Unavailable("the edge is gone")
-        yield
 
-    calls.read = fail
+
+async def test_a_read_that_fails_leaves_no_file(tmp_path):
     with pytest.raises(Unavailable):
-        await batch_run._download(calls, "file-1", str(tmp_path / "answers"))
+        await batch_run._download(LostRead(), "file-1", str(tmp_path / "answers"))
     assert not list(tmp_path.iterdir())
-
-
-async def test_a_watch_survives_an_edge_that_is_away():
-    calls = CutCalls()
-    assert (await batch_run._find_patiently(calls, "batch_1")).id == "batch_1"
-    assert calls.looks == 2

@@ -5,6 +5,7 @@ import sqlite3
 
 import pytest
 
+from batch_jobs import run_job
 from penstock.batch.blobs.folder import PART_SUFFIX
 from penstock.batch.config import BatchConfig
 from penstock.batch.jobs.batch import Batch, Status
@@ -94,33 +95,33 @@ async def test_an_upload_to_a_full_folder_fails_and_leaves_nothing(tier, size):
 async def test_an_upload_leaves_the_last_space_of_a_volume_to_results_and_outputs(tier, monkeypatch):
     await tier.upload(line(0))
     await tier.create()
-    await tier.worker.run_job()
+    await run_job(tier.worker)
     monkeypatch.setattr(store_module, "RESERVED_BYTES", 1 << 62)
     with pytest.raises(StoreUnavailable, match="kept for results"):
         await tier.upload(b"x", "file-2")
     assert list(tier.store.blobs.names(LATER)) == ["file-1"]
-    [chunk] = await tier.store.claim("a", 1, 10.0)
+    [chunk] = (await tier.store.claim("a", 1, 10.0)).chunks
     assert await tier.store.put_results([result(chunk, 0)]) == [True]
     await tier.store.release([(chunk.key, chunk.epoch)])
-    assert await tier.worker.run_job()
+    assert await run_job(tier.worker)
     assert (await tier.batch()).status is Status.COMPLETED
 
 
 async def test_an_output_waits_for_space_in_its_folder(tier, clock, monkeypatch):
     await tier.upload(line(0) + line(1))
     await tier.create()
-    await tier.worker.run_job()
-    [chunk] = await tier.store.claim("a", 1, 10.0)
+    await run_job(tier.worker)
+    [chunk] = (await tier.store.claim("a", 1, 10.0)).chunks
     await tier.store.put_results([result(chunk, number, b"%d" % number) for number in range(2)])
     await tier.store.release([(chunk.key, chunk.epoch)])
     with monkeypatch.context() as patch:
         patch.setattr(output, "new_file_id", lambda: "file-2")
         tier.fill_folder("file-2")
         with pytest.raises(StoreUnavailable, match="No space left on device"):
-            await tier.worker.run_job()
+            await run_job(tier.worker)
     assert (await tier.batch()).status is Status.FINALIZING
     clock["now"] += JOB_LEASE_S
-    assert await tier.worker.run_job()
+    assert await run_job(tier.worker)
     batch = await tier.batch()
     assert (batch.status, tier.store.blobs.read(batch.output_file_id, 0, 9)) == (Status.COMPLETED, b"0\n1\n")
     assert sorted(tier.store.blobs.names(LATER)) == sorted(["file-1", batch.output_file_id])
@@ -129,16 +130,16 @@ async def test_an_output_waits_for_space_in_its_folder(tier, clock, monkeypatch)
 async def test_an_output_that_the_database_has_no_space_for_leaves_no_content(tier, clock, monkeypatch):
     await tier.upload(line(0))
     await tier.create()
-    await tier.worker.run_job()
-    [chunk] = await tier.store.claim("a", 1, 10.0)
+    await run_job(tier.worker)
+    [chunk] = (await tier.store.claim("a", 1, 10.0)).chunks
     await tier.store.put_results([result(chunk, 0)])
     await tier.store.release([(chunk.key, chunk.epoch)])
     with monkeypatch.context() as patch, pytest.raises(StoreUnavailable, match="full"):
         patch.setattr(jobs, "finish", fail_full)
-        await tier.worker.run_job()
+        await run_job(tier.worker)
     assert list(tier.store.blobs.names(LATER)) == ["file-1"]
     clock["now"] += JOB_LEASE_S
-    assert await tier.worker.run_job()
+    assert await run_job(tier.worker)
     assert (await tier.batch()).status is Status.COMPLETED
 
 
@@ -149,8 +150,8 @@ def fail_full(*_):
 async def test_results_are_stored_whole_or_not_at_all_in_a_full_database(tier):
     await tier.upload(b"".join(map(line, range(50))))
     await tier.create()
-    await tier.worker.run_job()
-    [chunk] = await tier.store.claim("a", 1, 10.0)
+    await run_job(tier.worker)
+    [chunk] = (await tier.store.claim("a", 1, 10.0)).chunks
     group = [result(chunk, number, b"x" * 1_000) for number in range(50)]
     tier.limit_database()
     with pytest.raises(StoreUnavailable, match="full"):

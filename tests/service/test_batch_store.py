@@ -1,5 +1,6 @@
 """The store of batches: files, chunks with leases, results that are stored once, and ends."""
 
+from math import inf
 from threading import Thread
 
 import pytest
@@ -15,11 +16,12 @@ from penstock.batch.store.errors import (
     FileInUse,
     FilesFull,
     FileUnknown,
+    IdempotencyKeyReused,
     StoreUnavailable,
     TooManyBatches,
 )
 from penstock.batch.store.jobs import Chunk
-from penstock.batch.store.operations import StoredFile
+from penstock.batch.store.operations import KEY_LIFE_S, StoredFile
 from penstock.batch.store.sqlite import SqliteDatabase
 from penstock.v1.batches_pb2 import FILE_PURPOSE_BATCH, FILE_PURPOSE_BATCH_OUTPUT
 
@@ -92,6 +94,57 @@ def test_a_batch_needs_a_file_and_a_tenant_has_a_bounded_number(store):
         store.found(tenant="globex")
 
 
+def test_a_repeated_call_with_an_idempotency_key_returns_the_first_batch_for_a_day(store):
+    store.file(expires_at=store.now + 9 * KEY_LIFE_S)
+    assert store.batch("batch_1", idempotency_key="k").batch_id == "batch_1"
+    store.now += KEY_LIFE_S - 1.0
+    assert store.batch("batch_2", idempotency_key="k").batch_id == "batch_1"
+    assert store.batch("batch_3", idempotency_key="other").batch_id == "batch_3"
+    store.now += 1.0
+    assert store.batch("batch_4", idempotency_key="k").batch_id == "batch_4"
+    assert store.batch("batch_5", idempotency_key="k").batch_id == "batch_4"
+    page, _ = store("list_batches", "acme", after="", limit=9)
+    assert [each.batch_id for each in page] == ["batch_4", "batch_3", "batch_1"]
+
+
+def test_a_repeated_call_needs_no_file_and_no_room_for_a_batch(store):
+    store.file()
+    for number in range(3):
+        store.batch(f"batch_{number}", idempotency_key=f"k{number}")
+    assert store.batch("batch_3", idempotency_key="k0").batch_id == "batch_0"
+    store("fail", store("claim_job", LEASE_S), "FILE_EMPTY", "no line")
+    store.now += 1_000.0  # the file has expired
+    assert store.batch("batch_3", idempotency_key="k0").batch_id == "batch_0"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"window": 101.0}, {"endpoint": "/v1/responses"}, {"metadata": {}}, {"output_ttl": 501.0}, {"file_id": "file-2"}],
+    ids=str,
+)
+def test_an_idempotency_key_of_a_call_with_other_fields_is_refused(store, changes):
+    store.file()
+    store.file("file-2")
+    store.batch(idempotency_key="k")
+    with pytest.raises(IdempotencyKeyReused, match="batch_1 was created"):
+        store.batch("batch_2", idempotency_key="k", **changes)
+
+
+def test_an_idempotency_key_is_that_of_one_tenant(store):
+    store.file()
+    store.file("file-2", tenant="globex")
+    store.batch(idempotency_key="k")
+    created = store.batch("batch_2", tenant="globex", file_id="file-2", idempotency_key="k")
+    assert created.batch_id == "batch_2"
+
+
+def test_a_call_that_fails_keeps_no_idempotency_key(store):
+    with pytest.raises(FileUnknown):
+        store.batch(idempotency_key="k")
+    store.file()
+    assert store.batch(idempotency_key="k", window=101.0).batch_id == "batch_1"
+
+
 def test_a_file_is_divided_by_one_replica_at_a_time_and_its_lines_run(store):
     store.file()
     store.batch()
@@ -116,12 +169,12 @@ def test_a_file_that_cannot_be_divided_fails_its_batch(store):
 def test_chunks_are_claimed_once_until_their_lease_ends(store):
     store.file()
     store.divided(chunks=3)
-    first, second = store("claim", 2, LEASE_S)
-    [third] = store("claim", 2, LEASE_S)
+    first, second = store.claim(2)
+    [third] = store.claim(2)
     assert [each.key.first_line for each in (first, second, third)] == [0, 3, 6]
     assert store("renew", [(first.key, first.epoch), (second.key, 9)], LEASE_S) == [ChunkState.HELD, ChunkState.LOST]
     store.now += LEASE_S + 1
-    again = store("claim", 5, LEASE_S)
+    again = store.claim(5)
     assert [(each.key.first_line, each.epoch) for each in again] == [(0, 2), (3, 2), (6, 2)]
     assert store("renew", [(first.key, first.epoch)], LEASE_S) == [ChunkState.LOST]
 
@@ -133,29 +186,74 @@ def test_tenants_have_as_many_chunks_at_work(store):
     store.divided(chunks=4, batch_id="batch_2", tenant="globex", file_id="file-2", window=50.0)
     store.divided(chunks=1, batch_id="batch_3", tenant="globex", file_id="file-2")
     for count in (4, 2, 3):  # the last one takes what is left: one tenant has no more
-        tenants = [each.tenant_id for each in store("claim", count, LEASE_S)]
+        tenants = [each.tenant_id for each in store.claim(count)]
         assert tenants.count("acme") == min(2, count // 2)
-    assert store("claim", 1, LEASE_S) == []
+    assert store.claim(1) == []
+
+
+def test_a_claim_tells_when_the_next_lease_ends(store):
+    """The chunks of a replica that has died are claimed as soon as their leases have ended."""
+    store.file()
+    store.divided(chunks=3)
+    assert store("claim", 1, LEASE_S).next_lease_s == inf
+    store.now += 2.0
+    assert store("claim", 2, LEASE_S).next_lease_s == LEASE_S - 2.0
+    store.now += LEASE_S - 2.5
+    found = store("claim", 9, LEASE_S)
+    assert (found.chunks, found.next_lease_s) == ([], 0.5)
+    store.now += 0.5
+    assert len(store.claim(9)) == 1
+
+
+def test_a_look_without_a_job_tells_when_the_next_one_is_due(store):
+    """A window ends, a job is lost, or a replica with chunks of a cancelled batch dies: no signal tells of these."""
+    assert store("take_work", LEASE_S, 10).next_due_s == inf
+    store.file()
+    store.divided(window=100.0)
+    assert store("take_work", LEASE_S, 10).next_due_s == 100.0
+    store.claim(1, 20.0)
+    store("cancel", "acme", "batch_1")
+    assert store("take_work", LEASE_S, 10).next_due_s == 20.0
+    store.now += 20.0
+    assert store("take_work", LEASE_S, 10).job.batch.batch_id == "batch_1"
+    assert store("take_work", LEASE_S, 10).next_due_s == LEASE_S
+
+
+def test_a_release_tells_whether_an_output_may_be_due(store):
+    store.file()
+    store.divided(chunks=2, lines=1)
+    first, second = store.claim(2)
+    store("put_results", results(first))
+    assert not store("release", [(first.key, 1)])
+    assert not store("release", [(second.key, 1)])
+    [again] = store.claim(2)
+    store("put_results", results(again))
+    assert store("release", [(again.key, again.epoch)])
+    assert store("finish", store("claim_job", LEASE_S), None, None)
+    store.divided(batch_id="batch_2")
+    [chunk] = store.claim(1)
+    store("cancel", "acme", "batch_2")
+    assert store("release", [(chunk.key, chunk.epoch)])
 
 
 def test_a_chunk_that_another_replica_claims_meanwhile_is_replaced_by_one_of_another_batch(store):
     store.file()
     store.divided(chunks=1)
     store.divided(chunks=3, batch_id="batch_2", window=200.0)
-    assert [each.key.batch_id for each in store("claim", 4, LEASE_S)] == ["batch_1", "batch_2", "batch_2", "batch_2"]
+    assert [each.key.batch_id for each in store.claim(4)] == ["batch_1", "batch_2", "batch_2", "batch_2"]
 
 
 def test_a_result_is_stored_once_under_the_present_epoch(store):
     store.file()
     store.divided(chunks=1)
-    [chunk] = store("claim", 1, LEASE_S)
+    [chunk] = store.claim(1)
     assert store("put_results", [result(chunk, 0), result(chunk, 0), result(chunk, 1, is_error=True)]) == [
         True,
         False,
         True,
     ]
     store.now += LEASE_S + 1
-    [again] = store("claim", 1, LEASE_S)
+    [again] = store.claim(1)
     assert store("put_results", [result(chunk, 2)]) == [False]  # of the former holder
     assert store("lines_done", 1, 0, 3) == {0, 1}
     assert store("put_results", [result(again, 2)]) == [True]
@@ -166,7 +264,7 @@ def test_a_result_is_stored_once_under_the_present_epoch(store):
 def test_the_last_chunk_ends_a_batch_and_its_output_is_written_by_one_replica(store):
     store.file()
     store.divided(chunks=2)
-    for chunk in store("claim", 2, LEASE_S):
+    for chunk in store.claim(2):
         store("put_results", results(chunk))
         store("release", [(chunk.key, chunk.epoch)])
     assert store.found().status is Status.FINALIZING
@@ -184,7 +282,7 @@ def test_the_last_chunk_ends_a_batch_and_its_output_is_written_by_one_replica(st
 def test_results_are_read_in_parts_of_bounded_size(store, monkeypatch):
     store.file()
     store.divided(chunks=1, lines=9)
-    [chunk] = store("claim", 1, LEASE_S)
+    [chunk] = store.claim(1)
     sizes = [10, 10, 10, 10, 99, 10, 30, 10, 10]
     store("put_results", [result(chunk, number)._replace(row=b"x" * size) for number, size in enumerate(sizes)])
     monkeypatch.setattr(jobs, "READ_BYTES", 40)
@@ -199,10 +297,10 @@ def test_results_are_read_in_parts_of_bounded_size(store, monkeypatch):
 def test_a_chunk_with_missing_results_is_given_back(store):
     store.file()
     store.divided(chunks=1)
-    [chunk] = store("claim", 1, LEASE_S)
+    [chunk] = store.claim(1)
     store("put_results", [result(chunk, 1)])
     store("release", [(chunk.key, chunk.epoch)])
-    [again] = store("claim", 1, LEASE_S)
+    [again] = store.claim(1)
     assert again.epoch == 2
     assert store.found().status is Status.IN_PROGRESS
 
@@ -210,9 +308,9 @@ def test_a_chunk_with_missing_results_is_given_back(store):
 def test_a_cancelled_batch_stops_its_chunks_and_keeps_its_answers(store):
     store.file()
     store.divided(chunks=2)
-    [chunk] = store("claim", 1, LEASE_S)
+    [chunk] = store.claim(1)
     assert store("cancel", "acme", "batch_1").status is Status.CANCELLING
-    assert store("claim", 5, LEASE_S) == []
+    assert store.claim(5) == []
     assert store("renew", [(chunk.key, chunk.epoch)], LEASE_S) == [ChunkState.STOPPED]
     assert store("claim_job", LEASE_S) is None  # a replica has a chunk
     store("put_results", [result(chunk, 0)])
@@ -236,7 +334,7 @@ def test_a_batch_that_has_ended_is_not_cancelled(store):
 def test_the_end_of_the_window_stops_the_chunks(store):
     store.file()
     store.divided(chunks=1)
-    [chunk] = store("claim", 1, 1_000.0)
+    [chunk] = store.claim(1, 1_000.0)
     store.now += 100.0
     assert store("claim_job", LEASE_S) is None  # a replica has a chunk
     assert store("renew", [(chunk.key, chunk.epoch)], LEASE_S) == [ChunkState.STOPPED]
@@ -247,7 +345,7 @@ def test_the_end_of_a_batch_is_predicted_from_its_speed(store):
     store.file()
     store.divided(chunks=2)
     assert store.found().expected_end(store.now) == 0.0
-    [chunk] = store("claim", 1, LEASE_S)
+    [chunk] = store.claim(1)
     store.now += 6.0
     store("put_results", results(chunk))
     assert store.found().expected_end(store.now) == store.now + 6.0
@@ -266,7 +364,7 @@ def test_results_of_an_unknown_chunk_are_dropped(store):
 def test_a_paused_replica_adds_no_result_once_the_output_is_written(store):
     store.file()
     store.divided(chunks=1)
-    [chunk] = store("claim", 1, LEASE_S)
+    [chunk] = store.claim(1)
     store("cancel", "acme", "batch_1")
     store.now += LEASE_S + 1
     job = store("claim_job", LEASE_S)
@@ -298,7 +396,7 @@ def test_ended_batches_are_deleted_with_their_files(store):
 def test_looks_for_work_read_no_row_of_a_chunk_that_is_free_or_has_ended(store):
     store.file()
     store.divided(chunks=4_000, lines=256)
-    claimed = store("claim", 4, LEASE_S)
+    claimed = store.claim(4)
     with store.database.transaction() as transaction:
         explain = "EXPLAIN " if is_postgres(store) else "EXPLAIN QUERY PLAN "
         if is_postgres(store):
@@ -306,9 +404,10 @@ def test_looks_for_work_read_no_row_of_a_chunk_that_is_free_or_has_ended(store):
             transaction.run("ANALYZE batches")
         now = store.now
         looks = {
-            sql.RUNNING: (now,),
+            sql.RUNNING: (now, now),
             sql.HOLD_CHUNKS: (1, now, 4, now, 1),
             sql.DUE_JOB: (now, now),
+            sql.NEXT_JOB: (now,),
             sql.OPEN_CHUNK: (1,),
             sql.LOCK_CHUNK: claimed[0].key,
         }
@@ -319,7 +418,7 @@ def test_looks_for_work_read_no_row_of_a_chunk_that_is_free_or_has_ended(store):
     for each, plan in plans.items():
         assert "Seq Scan on chunks" not in plan, (each, plan)
         assert "SCAN chunks" not in plan, (each, plan)
-    for each in (sql.RUNNING, sql.HOLD_CHUNKS, sql.DUE_JOB):
+    for each in (sql.RUNNING, sql.HOLD_CHUNKS, sql.DUE_JOB, sql.NEXT_JOB):
         assert "chunks_open" in plans[each], plans[each]
 
 
@@ -331,7 +430,7 @@ def test_a_census_counts_the_lines_without_a_result_and_the_time_that_they_need(
     store.file()
     store.divided(chunks=2, lines=3)
     store.now += 10.0
-    (chunk,) = store("claim", 1, LEASE_S)
+    (chunk,) = store.claim(1)
     store("put_results", results(chunk))
     with store.database.transaction() as transaction:
         census = take_census(transaction)

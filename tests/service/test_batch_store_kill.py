@@ -7,6 +7,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from batch_jobs import run_job
 from penstock.batch.config import BatchConfig
 from penstock.batch.jobs.batch import Batch, Status
 from penstock.batch.jobs.chunks import LineResult
@@ -28,7 +29,7 @@ sys.path.append("tests/harness")
 from tests.service.test_batch_store_kill import config_in, opened_store, result
 async def commit():
     with opened_store(config_in(*sys.argv[1:]), time.time) as store:
-        for chunk in await store.claim("a", 9, 60.0):
+        for chunk in (await store.claim("a", 9, 60.0)).chunks:
             lines = await store.read_lines(chunk)
             for first in range(0, len(lines), 4):
                 stored = await store.put_results([result(chunk, each.number) for each in lines[first : first + 4]])
@@ -68,7 +69,7 @@ async def test_a_killed_process_leaves_each_confirmed_result_once(stored, tmp_pa
     with opened_store(config, time.time) as store:
         await store.add_file(file, contents())
         await store.run(store.operations.create, Batch(batch_id="batch_1", endpoint="/", **whose, **times))
-        assert await JobWorker(store).run_job()
+        assert await run_job(JobWorker(store))
     confirmed = 0
     with subprocess.Popen(  # noqa: ASYNC220  # the loop of the test has nothing else to do
         [sys.executable, "-c", COMMITTER, stored.location, str(tmp_path)],
@@ -84,13 +85,13 @@ async def test_a_killed_process_leaves_each_confirmed_result_once(stored, tmp_pa
         found = (await store.run(store.operations.find, "acme", "batch_1")).completed
         assert CONFIRMED <= found <= LINES
         repeated = 0
-        for chunk in await store.claim("b", 9, LEASE_S):
+        for chunk in (await store.claim("b", 9, LEASE_S)).chunks:
             lines = await store.read_lines(chunk)
             repeated += len(lines)
             assert all(await store.put_results([result(chunk, each.number) for each in lines]))
             await store.release([(chunk.key, chunk.epoch)])
         assert found + repeated == LINES
-        assert await JobWorker(store).run_job()
+        assert await run_job(JobWorker(store))
         batch = await store.run(store.operations.find, "acme", "batch_1")
         assert (batch.status, batch.completed) == (Status.COMPLETED, LINES)
         output = await store.run(store.operations.find_file, "acme", batch.output_file_id)

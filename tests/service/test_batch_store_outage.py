@@ -5,6 +5,7 @@ import json
 import time
 from contextlib import suppress
 
+from batch_jobs import run_job
 from chunk_memory import FakeEdges
 from penstock.batch.config import BatchConfig
 from penstock.batch.jobs.batch import Batch, Status
@@ -33,7 +34,7 @@ async def divided(store):
     whose = {"tenant_id": "acme", "key_id": "k", "delegation": b"d", "input_file_id": "file-1", "endpoint": ENDPOINT}
     batch = Batch(batch_id="batch_1", window=9_000.0, output_ttl=9_000.0, created_at=now, **whose)
     await store.run(store.operations.create, batch)
-    assert await JobWorker(store).run_job()
+    assert await run_job(JobWorker(store))
 
 
 async def until(condition):

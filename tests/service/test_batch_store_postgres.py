@@ -12,9 +12,10 @@ from penstock.batch.config import BatchConfig
 from penstock.batch.jobs.batch import Status
 from penstock.batch.store import jobs
 from penstock.batch.store import postgres as batch_postgres
-from penstock.batch.store.errors import StoreUnavailable
+from penstock.batch.store.errors import IdempotencyKeyReused, StoreUnavailable
 from penstock.batch.store.opening import opened_store
 from penstock.batch.store.postgres import VERSION_TABLE
+from penstock.batch.store.schema import POSTGRES_MIGRATIONS
 from penstock.chassis.database.errors import StoreTooNew, StoreUnusable
 from penstock.chassis.database.postgres_transaction import RECONNECT_INTERVAL_S
 from stores import PostgresStore, administer
@@ -44,10 +45,10 @@ def test_replicas_claim_different_chunks_at_the_same_time(store, replica):
     store.file()
     store.divided(chunks=6)
     with store.database.transaction() as first, replica.database.transaction() as second:
-        one = keys(store.operations.claim(first, 2, LEASE_S))
-        two = keys(replica.operations.claim(second, 2, LEASE_S))  # waits for nothing
+        one = keys(store.operations.claim(first, 2, LEASE_S).chunks)
+        two = keys(replica.operations.claim(second, 2, LEASE_S).chunks)  # waits for nothing
     assert (len(one), len(two), len(one | two)) == (2, 2, 4)
-    assert keys(store("claim", 9, LEASE_S)) == {0, 3, 6, 9, 12, 15} - one - two
+    assert keys(store.claim(9)) == {0, 3, 6, 9, 12, 15} - one - two
 
 
 def test_replicas_take_different_jobs_at_the_same_time(store, replica):
@@ -57,6 +58,24 @@ def test_replicas_take_different_jobs_at_the_same_time(store, replica):
     with store.database.transaction() as first, replica.database.transaction() as second:
         names = [jobs.claim_job(each, LEASE_S).batch.batch_id for each in (first, second)]
     assert names == ["batch_1", "batch_2"]
+
+
+@pytest.mark.parametrize("file_id", ["file-1", "file-2"])
+def test_calls_with_one_idempotency_key_at_once_create_one_batch(batch_database, store, replica, file_id):
+    """The second one waits for the first. With another file, it is refused."""
+    store.file()
+    store.file("file-2")
+    with ThreadPoolExecutor(1) as threads:
+        with replica.database.transaction() as transaction:
+            store.operations.create(transaction, store.new_batch("batch_1"), "k")
+            second = threads.submit(store.batch, "batch_2", file_id=file_id, idempotency_key="k")
+            until_one_waits(batch_database)
+        if file_id == "file-1":
+            assert second.result().batch_id == "batch_1"
+        else:
+            with pytest.raises(IdempotencyKeyReused):
+                second.result()
+    assert [each.batch_id for each in store("list_batches", "acme", after="", limit=9)[0]] == ["batch_1"]
 
 
 def test_a_session_that_the_server_has_ended_is_replaced(batch_database, store):
@@ -108,7 +127,7 @@ def test_processes_that_start_at_once_migrate_once(database):
     with ThreadPoolExecutor(4) as threads:
         for each in [threads.submit(start) for _ in range(4)]:
             each.result()
-    assert administer(database, f"SELECT version FROM {VERSION_TABLE}") == [(1,)]
+    assert administer(database, f"SELECT version FROM {VERSION_TABLE}") == [(len(POSTGRES_MIGRATIONS),)]
 
 
 def test_a_schema_of_a_later_release_is_refused(database, tmp_path):
@@ -138,7 +157,7 @@ async def test_the_settings_name_a_database_whose_clock_all_times_follow(batch_d
 def test_a_result_and_the_end_of_its_chunk_wait_for_each_other(store, replica):
     store.file()
     store.divided(chunks=1)
-    [chunk] = store("claim", 1, LEASE_S)
+    [chunk] = store.claim(1)
     store("cancel", "acme", "batch_1")
     store.now += LEASE_S
     with replica.database.transaction() as transaction:
@@ -155,7 +174,7 @@ def test_a_result_and_the_end_of_its_chunk_wait_for_each_other(store, replica):
 def test_the_last_of_two_chunks_that_end_at_once_ends_their_batch(batch_database, store, replica):
     store.file()
     store.divided(chunks=2)
-    first, second = store("claim", 2, LEASE_S)
+    first, second = store.claim(2)
     for each in (first, second):
         store("put_results", results(each))
     with ThreadPoolExecutor(1) as threads:
@@ -179,7 +198,7 @@ def until_one_waits(database):
 def test_results_of_one_chunk_are_stored_once_by_two_replicas(store, replica):
     store.file()
     store.divided(chunks=1)
-    [chunk] = store("claim", 1, LEASE_S)
+    [chunk] = store.claim(1)
     given = [result(chunk, number) for number in range(3)]
     with ThreadPoolExecutor(2) as threads:
         stored = [each.result() for each in [threads.submit(one, "put_results", given) for one in (store, replica)]]
@@ -209,7 +228,7 @@ def test_replicas_that_do_everything_at_once_wait_for_each_other_without_a_deadl
 def work(replica, random):
     """Claim, renew, commit and release chunks until there is none. Return the number of results that were stored."""
     count = 0
-    while chunks := replica("claim", 3, LEASE_S):
+    while chunks := replica.claim(3):
         held = [(each.key, each.epoch) for each in chunks]
         random.shuffle(held)
         given = [each for chunk in chunks for each in results(chunk)]

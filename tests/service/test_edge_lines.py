@@ -9,6 +9,7 @@ from edge_calls import wait_at_rest
 from edge_mesh import FakeWorker, edge_mesh, text_of
 from line_streams import CHAT, line_client
 from penstock.chassis.errors import Overloaded, QuotaExceeded
+from penstock.edge.api.lines import service as lines_service
 from penstock.mesh.v1 import batch_pb2 as pb
 from penstock.v1.inference_pb2 import PRIORITY_BATCH
 
@@ -163,6 +164,19 @@ async def test_progress_that_cannot_be_read_begins_the_line_anew():
             assert orjson.loads((await lines.end_of(number)).body)["choices"][0]["text"] == text_of(5)
 
 
+async def test_a_line_whose_tokens_the_model_does_not_know_begins_anew():
+    async with edge_mesh() as mesh, line_client(mesh.address) as lines:
+        state = pb.LineState(model="tiny", model_version="d1", token_ids=[10**6])
+        lines.start(1, completion(), progress=state.SerializeToString())
+        ended = await lines.end_of(1)
+        assert (ended.verdict, ended.failure.reason) == (pb.LINE_VERDICT_LATER, "MODEL_REPLACED")
+        assert lines.progress == {1: b""}
+        lines.start(2, completion(), progress=lines.progress[1])
+        assert orjson.loads((await lines.end_of(2)).body)["choices"][0]["text"] == text_of(5)
+        lines.start(3, completion(prompt=[10**6]))  # tokens of its own
+        assert (await lines.end_of(3)).verdict == pb.LINE_VERDICT_REFUSED
+
+
 async def test_a_cut_stream_ends_its_lines_without_a_charge():
     worker = FakeWorker("w1", pause_at_index=3)
     async with edge_mesh(fakes=[worker]) as mesh:
@@ -186,6 +200,35 @@ async def test_a_draining_edge_gives_its_lines_back_with_their_tokens():
         assert pb.LineState.FromString(lines.progress[1]).text == text_of(3)
         await lines.wait(lines.has_ended.is_set)
         assert await charges(mesh, 1) == [(0, 0)]
+
+
+async def test_a_draining_edge_ends_a_line_whose_charge_is_on_the_way_and_refuses_others_after_it():
+    async with edge_mesh() as mesh, line_client(mesh.address) as lines:
+        mesh.auth.confirms_settlements = False
+        lines.start(1, completion())
+        assert await charges(mesh, 1) == [(2, 5)]
+        draining = asyncio.create_task(mesh.drain())
+        lines.start(2, completion())
+        await asyncio.sleep(0.1)
+        assert not lines.ended
+        mesh.auth.confirm()
+        assert (await lines.end_of(1)).verdict == pb.LINE_VERDICT_ANSWERED
+        refused = await lines.end_of(2)
+        assert (refused.verdict, refused.failure.reason) == (pb.LINE_VERDICT_LATER, "DRAINING")
+        await lines.wait(lines.has_ended.is_set)
+        await draining
+
+
+async def test_a_draining_edge_gives_back_a_line_whose_charge_is_not_confirmed(monkeypatch):
+    monkeypatch.setattr(lines_service, "SETTLE_TIMEOUT_S", 0.05)
+    async with edge_mesh() as mesh, line_client(mesh.address) as lines:
+        mesh.auth.confirms_settlements = False
+        lines.start(1, completion())
+        assert await charges(mesh, 1) == [(2, 5)]
+        await mesh.drain()
+        assert (await lines.end_of(1)).failure.reason == "DRAINING"
+        assert pb.LineState.FromString(lines.progress[1]).text == text_of(5)
+        mesh.auth.confirm()
 
 
 async def test_a_number_that_is_in_use_costs_its_sender_the_stream():

@@ -2,15 +2,17 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 
+from batch_jobs import run_job
 from penstock.batch.blobs.folder import FolderBlobs
 from penstock.batch.config import BatchConfig
 from penstock.batch.jobs import division
 from penstock.batch.jobs.batch import Batch, Status
 from penstock.batch.jobs.chunks import LineResult
-from penstock.batch.store import file_division, jobs
+from penstock.batch.store import file_division, job_worker, jobs
 from penstock.batch.store.errors import StoreUnavailable
 from penstock.batch.store.file_division import FileDivider
 from penstock.batch.store.job_lease import JOB_LEASE_S
@@ -49,7 +51,7 @@ class Tier:
     async def create(self, batch_id="batch_1", file_id="file-1"):
         given = {"key_id": "k", "delegation": b"d", "endpoint": ENDPOINT, "window": 100.0, "output_ttl": 500.0}
         batch = Batch(batch_id=batch_id, tenant_id="acme", input_file_id=file_id, created_at=self.now, **given)
-        await self.store.run(self.store.operations.create, batch)
+        await self.store.create(batch)
 
     async def batch(self, batch_id="batch_1"):
         return await self.store.run(self.store.operations.find, "acme", batch_id)
@@ -79,9 +81,9 @@ async def test_a_batch_runs_from_its_file_to_an_output_in_the_order_of_its_lines
     whole = b"".join(map(line, range(600)))
     await tier.upload(whole[:1_000], whole[1_000:])
     await tier.create()
-    assert await tier.worker.run_job()
-    assert not await tier.worker.run_job()
-    chunks = await tier.store.claim("a", 5, LEASE_S)
+    assert await run_job(tier.worker)
+    assert not await run_job(tier.worker)
+    chunks = (await tier.store.claim("a", 5, LEASE_S)).chunks
     assert [each.line_count for each in chunks] == [256, 256, 88]
     for chunk in reversed(chunks):
         lines = await tier.store.read_lines(chunk)
@@ -90,7 +92,7 @@ async def test_a_batch_runs_from_its_file_to_an_output_in_the_order_of_its_lines
         assert all(await tier.store.put_results(given))
         assert await tier.store.read_lines(chunk) == []
         await tier.store.release([(chunk.key, chunk.epoch)])
-    assert await tier.worker.run_job()
+    assert await run_job(tier.worker)
     batch = await tier.batch()
     assert (batch.status, batch.lines, batch.completed, batch.failed) == (Status.COMPLETED, 600, 594, 6)
     numbers = [json.loads(row)["n"] for row in await tier.rows(batch.output_file_id)]
@@ -101,11 +103,11 @@ async def test_a_batch_runs_from_its_file_to_an_output_in_the_order_of_its_lines
 async def test_lines_of_an_expired_batch_without_an_answer_have_an_error(tier):
     await tier.upload(*(line(0), line(1), b"{\n", line(3)))
     await tier.create()
-    assert await tier.worker.run_job()
-    [chunk] = await tier.store.claim("a", 1, LEASE_S)
+    assert await run_job(tier.worker)
+    [chunk] = (await tier.store.claim("a", 1, LEASE_S)).chunks
     await tier.store.put_results([result(chunk, 1)])
     tier.now += 100.0
-    assert await tier.worker.run_job()
+    assert await run_job(tier.worker)
     batch = await tier.batch()
     assert (batch.status, batch.completed, batch.failed) == (Status.EXPIRED, 1, 3)
     errors = [json.loads(row) for row in await tier.rows(batch.error_file_id)]
@@ -118,11 +120,75 @@ async def test_a_job_that_is_cut_is_done_again_and_its_lines_run_once(tier):
     await tier.upload(line(0))
     await tier.create()
     cut = await tier.store.run(jobs.claim_job, LEASE_S)
-    assert not await tier.worker.run_job()
+    assert not await run_job(tier.worker)
     tier.now += LEASE_S
-    assert await tier.worker.run_job()
+    assert await run_job(tier.worker)
     assert not await tier.store.run(jobs.divide, cut, [jobs.Chunk(0, 9, 0, 9)], 9)
     assert (await tier.batch()).lines == 1
+
+
+async def test_a_worker_at_rest_waits_for_a_signal(tier, monkeypatch):
+    """Each step of a batch follows from the one before it, without a look of its own."""
+    monkeypatch.setattr(job_worker, "LOOK_INTERVAL_S", 1_000.0)
+    await tier.upload(line(0))
+    working = asyncio.create_task(tier.worker.run())
+    try:
+        async with asyncio.timeout(20.0):
+            await asyncio.sleep(0.1)  # the worker has looked and waits
+            await tier.create()
+            await tier.store.chunks_due.wait(20.0)
+            [chunk] = (await tier.store.claim("a", 1, LEASE_S)).chunks
+            await tier.store.put_results([result(chunk, 0)])
+            await tier.store.release([(chunk.key, chunk.epoch)])
+            while await tier.store.run(rows_left):  # noqa: ASYNC110  # the worker has no event for tests
+                await asyncio.sleep(0.01)
+    finally:
+        working.cancel()
+        await asyncio.wait([working])
+    assert (await tier.batch()).status is Status.COMPLETED
+
+
+def rows_left(transaction):
+    return transaction.run("SELECT 1 FROM batches WHERE has_rows = 1")
+
+
+async def test_a_job_that_is_cut_by_a_drain_is_free_at_once(tier, monkeypatch):
+    await tier.upload(line(0))
+    await tier.create()
+    has_begun = asyncio.Event()
+
+    async def divide(divider):
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileDivider, "divide", divide)
+        working = asyncio.create_task(tier.worker.run())
+        await asyncio.wait_for(has_begun.wait(), 20.0)
+        working.cancel()
+        await asyncio.wait([working])
+    assert await run_job(tier.worker)
+    assert (await tier.batch()).status is Status.IN_PROGRESS
+
+
+async def test_an_upload_that_is_cut_while_its_content_begins_leaves_no_part(tier, tmp_path, monkeypatch):
+    has_begun, may_go_on = asyncio.Event(), threading.Event()
+    loop, create = asyncio.get_running_loop(), FolderBlobs.create
+
+    def created(blobs, name):
+        writer = create(blobs, name)
+        loop.call_soon_threadsafe(has_begun.set)
+        may_go_on.wait(20.0)
+        return writer
+
+    monkeypatch.setattr(FolderBlobs, "create", created)
+    upload = asyncio.create_task(tier.upload(line(0)))
+    await asyncio.wait_for(has_begun.wait(), 20.0)
+    upload.cancel()
+    may_go_on.set()
+    await asyncio.wait([upload])
+    assert upload.cancelled()
+    assert list((tmp_path / "contents").iterdir()) == []
 
 
 async def test_a_small_batch_need_not_wait_for_the_division_of_a_large_one(tier, monkeypatch):
@@ -154,7 +220,7 @@ async def validated(tier, batch_id):
 async def test_a_file_without_a_line_fails_its_batch(tier):
     await tier.upload(b"\n \r\n")
     await tier.create()
-    assert await tier.worker.run_job()
+    assert await run_job(tier.worker)
     assert ((await tier.batch()).status, (await tier.batch()).failure_reason) == (Status.FAILED, "FILE_EMPTY")
 
 
@@ -164,16 +230,16 @@ async def test_a_second_line_with_a_custom_id_is_an_error_over_the_whole_file(ti
     lines[3] = b"{\n"  # no line has its id
     await tier.upload(b"".join(lines))
     await tier.create()
-    assert await tier.worker.run_job()
+    assert await run_job(tier.worker)
     assert ((await tier.batch()).lines, (await tier.batch()).failed) == (600, 99)
     numbers = []
-    for chunk in await tier.store.claim("a", 5, LEASE_S):
+    for chunk in (await tier.store.claim("a", 5, LEASE_S)).chunks:
         lines = await tier.store.read_lines(chunk)
         numbers += [each.number for each in lines]
         await tier.store.put_results([result(chunk, each.number) for each in lines])
         await tier.store.release([(chunk.key, chunk.epoch)])
     assert numbers == [*range(500), 503]
-    assert await tier.worker.run_job()
+    assert await run_job(tier.worker)
     batch = await tier.batch()
     assert (batch.status, batch.completed, batch.failed) == (Status.COMPLETED, 501, 99)
     errors = [json.loads(row) for row in await tier.rows(batch.error_file_id)]
@@ -186,13 +252,13 @@ async def test_a_line_that_is_too_long_is_an_error_and_the_others_run(tier, monk
     long = b"x" * 300 + b"\n"
     await tier.upload(line(0) + long + line(2) + long)
     await tier.create()
-    assert await tier.worker.run_job()
-    chunks = await tier.store.claim("a", 5, LEASE_S)
+    assert await run_job(tier.worker)
+    chunks = (await tier.store.claim("a", 5, LEASE_S)).chunks
     assert [[each.number for each in await tier.store.read_lines(chunk)] for chunk in chunks] == [[0], [2]]
     for chunk, number in zip(chunks, (0, 2), strict=True):
         await tier.store.put_results([result(chunk, number)])
         await tier.store.release([(chunk.key, chunk.epoch)])
-    assert await tier.worker.run_job()
+    assert await run_job(tier.worker)
     batch = await tier.batch()
     assert (batch.status, batch.lines, batch.completed, batch.failed) == (Status.COMPLETED, 4, 2, 2)
     errors = [json.loads(row) for row in await tier.rows(batch.error_file_id)]
@@ -203,8 +269,8 @@ async def test_a_file_of_long_lines_alone_ends_with_its_errors(tier, monkeypatch
     monkeypatch.setattr(division, "LINE_BYTES", 20)
     await tier.upload(line(0))
     await tier.create()
-    assert await tier.worker.run_job()
-    assert await tier.worker.run_job()
+    assert await run_job(tier.worker)
+    assert await run_job(tier.worker)
     batch = await tier.batch()
     assert (batch.status, batch.failed, batch.output_file_id) == (Status.COMPLETED, 1, "")
 
@@ -218,9 +284,9 @@ async def test_a_division_that_is_repeated_counts_its_errors_once(tier, monkeypa
 
     with monkeypatch.context() as patch, pytest.raises(StoreUnavailable):
         patch.setattr(jobs, "divide", fail)
-        await tier.worker.run_job()
+        await run_job(tier.worker)
     tier.now += JOB_LEASE_S
-    assert await tier.worker.run_job()
+    assert await run_job(tier.worker)
     assert ((await tier.batch()).lines, (await tier.batch()).failed) == (2, 1)
 
 
@@ -234,7 +300,7 @@ async def test_an_upload_that_is_too_large_or_breaks_leaves_nothing(tier):
 async def test_expired_files_and_batches_are_deleted_with_their_contents(tier):
     await tier.upload(b"\n")
     await tier.create()
-    await tier.worker.run_job()
+    await run_job(tier.worker)
     tier.now += 5_000.0
     await tier.worker.drop_expired()
     assert list(tier.blobs.names(LATER)) == []

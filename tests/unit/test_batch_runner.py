@@ -7,7 +7,7 @@ from chunk_memory import ChunkMemory, FakeEdges, chunk_of
 from penstock.batch.jobs.chunks import ChunkKey, ChunkState
 from penstock.batch.runner import runner as runner_module
 from penstock.batch.runner.held import MAX_UNCONFIRMED_S
-from penstock.batch.runner.runner import MAX_COMMITTED, RENEW_INTERVAL_S, BatchRunner
+from penstock.batch.runner.runner import MAX_COMMITTED, RENEW_INTERVAL_S, TICK_S, BatchRunner
 from penstock.mesh.v1 import batch_pb2 as pb
 
 
@@ -52,6 +52,28 @@ async def test_lines_that_start_again_are_counted_by_cause():
         edges.on_lost("edge")
         found = runner.figures
         assert (found["lines_deferred"], found["lines_lost"], found["lines_of_lost_edges"]) == (1, 1, 1)
+
+
+async def test_a_runner_at_rest_waits_for_a_signal_or_the_end_of_a_lease(monkeypatch):
+    monkeypatch.setattr(runner_module, "LOOK_INTERVAL_S", 1_000.0)
+    store, edges = ChunkMemory([]), FakeEdges()
+    async with running(store, edges):
+        await until(lambda: store.claims)
+        store.free[ChunkKey("batch_1", 0)] = chunk(0, 3)
+        store.chunks_due.set()
+        await until(lambda: store.released)
+        store.free[ChunkKey("batch_1", 3)] = chunk(3, 3)
+        edges.on_up()
+        await until(lambda: len(store.released) == 2)
+        looks = edges.looks
+        await asyncio.sleep(10 * TICK_S)
+        assert edges.looks <= looks + 2  # of a tick that was due, and of the claim after the last one
+        store.next_lease_s = TICK_S
+        store.chunks_due.set()
+        claims = store.claims
+        await until(lambda: store.claims == claims + 2)
+        store.free[ChunkKey("batch_1", 6)] = chunk(6, 3)
+        await until(lambda: len(store.released) == 3)
 
 
 async def test_bad_lines_are_errors_and_start_nowhere():

@@ -74,6 +74,13 @@ async def test_an_upload_that_breaks_or_has_no_room_stores_nothing(caller):
     assert not (await caller.call(list_files=pb.ListFilesRequest())).files.files
 
 
+async def test_a_repeated_call_with_an_idempotency_key_returns_the_first_batch(caller):
+    file = await caller.upload(b"{}\n")
+    calls = [create(input_file_id=file.id, idempotency_key=key) for key in ("k" * 255, "k" * 255, "other", "", "")]
+    ids = [(await caller.call(create_batch=each)).batch.id for each in calls]
+    assert (ids[0] == ids[1], len(set(ids))) == (True, 4)
+
+
 async def test_a_batch_is_created_found_listed_and_cancelled(caller):
     file = await caller.upload(b"{}\n")
     request = create(input_file_id=file.id, metadata={"a": "b"})
@@ -96,6 +103,7 @@ async def test_a_batch_is_created_found_listed_and_cancelled(caller):
         ({"metadata": {"k" * 65: ""}}, "metadata"),
         ({"metadata": {"k": "v" * 513}}, "metadata"),
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
+        ({"idempotency_key": "k" * 256}, "idempotency_key"),
     ],
 )
 async def test_a_wrong_field_of_a_batch_is_named(caller, changes, field):

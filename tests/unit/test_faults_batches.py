@@ -137,6 +137,12 @@ def test_what_a_client_must_not_see_is_found(fields, text):
     assert any(text in found for found in texts(found(), **fields))
 
 
+def test_a_batch_that_was_created_twice_is_found():
+    again = found(id="batch_2")
+    violations = check_batches([transcript(found())], [found(), again], has_faults=True)
+    assert "batch0 was created 2 times" in [each.text for each in violations]
+
+
 def test_a_window_that_ends_early_is_found():
     early = found(status="expired", expired_at=int(EPOCH_UNIX_S + AT) + 1)
     assert any("before its window" in each for each in texts(early, planned(window_s=2)))

@@ -23,6 +23,7 @@ LIKELY_SEEDS = {
     "a_chunk_starts_lines_without_a_recent_confirmation": 1,
     "a_result_that_is_repeated_is_counted_again": 5,
     "an_edge_is_not_told_that_a_line_may_have_run": 4,
+    "a_draining_edge_gives_back_a_line_that_it_has_charged": 5,
 }
 SEEDS_WITHOUT_MUTATION = 6
 

@@ -3,19 +3,15 @@
 import itertools
 from array import array
 
-import grpc
 import orjson
 import pytest
 
 from penstock.batch.lines.line import line_id
 from penstock.bench.transcript import OK, Transcript
-from penstock.proofs.batches import calls
 from penstock.proofs.batches.beside import WorkerUse, beside_lines
-from penstock.proofs.batches.calls import BatchCaller
 from penstock.proofs.batches.faults import MIN_KILLS, fault_sequence
 from penstock.proofs.batches.lines import PROMPTS, OutputFindings, tokens_of, write_lines
 from penstock.proofs.checks.line_charges import LineCharge, check_line_charges, explain_examples
-from penstock.v1 import batches_pb2 as pb
 
 BATCH = "batch_1"
 LINES = PROMPTS + 2  # two prompts are repeated
@@ -130,26 +126,6 @@ def test_two_outages_come_amid_the_kills_which_have_no_end_unless_their_number_i
     endless = list(itertools.islice(fault_sequence("kill", outages, None), 50))
     assert endless.index("freeze") == MIN_KILLS // 2
     assert endless.count("kill") == 48
-
-
-class CutStub:
-    """An edge whose stream is cut after `parts` parts; it has the whole content for the offset 0."""
-
-    def __init__(self, content, parts):
-        self.content, self.parts = content, parts
-
-    async def ReadFile(self, request, *, metadata):
-        for number, place in enumerate(range(request.offset, len(self.content))):
-            if number == self.parts:
-                raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
-            yield pb.ReadFileResponse(content=self.content[place : place + 1])
-
-
-async def test_a_download_goes_on_at_another_edge_where_it_was_cut(tmp_path, monkeypatch):
-    monkeypatch.setattr(calls, "RETRY_INTERVAL_S", 0.0)
-    caller = BatchCaller([CutStub(b"content", 3), CutStub(b"content", 2)], "key")
-    await caller.download("file-1", tmp_path / "file")
-    assert (tmp_path / "file").read_bytes() == b"content"
 
 
 def answered(ttft):

@@ -21,6 +21,7 @@ TTL_RANGE_S = (3_600.0, 30 * 86_400.0)
 WINDOW_RANGE_S = (60.0, 7 * 86_400.0)
 DEFAULT_WINDOW_S = 86_400.0
 MAX_METADATA_PAIRS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
+MAX_IDEMPOTENCY_KEY_CHARS = 255
 MAX_FILES, DEFAULT_FILES = 1_000, 100  # of a page
 MAX_BATCHES, DEFAULT_BATCHES = 100, 20
 
@@ -72,12 +73,12 @@ class BatchService(BatchServiceServicer):
                 await self._store.delete_file(tenant_id, request.delete_file.file_id)
                 return mesh.CallResponse(deleted=pb.DeleteFileResponse())
             case "create_batch":
-                batch = self._new_batch(request.owner, request.create_batch)
-                await run(operations.create, batch)
+                new = self._new_batch(request.owner, request.create_batch)
+                batch = await self._store.create(new, request.create_batch.idempotency_key)
             case "get_batch":
                 batch = await run(operations.find, tenant_id, request.get_batch.batch_id)
             case "cancel_batch":
-                batch = await run(operations.cancel, tenant_id, request.cancel_batch.batch_id)
+                batch = await self._store.cancel(tenant_id, request.cancel_batch.batch_id)
             case "list_batches":
                 return mesh.CallResponse(batches=await self._list_batches(tenant_id, request.list_batches))
             case _:
@@ -107,6 +108,9 @@ class BatchService(BatchServiceServicer):
             len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE for key, value in request.metadata.items()
         ):
             raise InvalidArgument("metadata has at most 16 pairs of 64 and 512 characters", field="metadata")
+        if len(request.idempotency_key) > MAX_IDEMPOTENCY_KEY_CHARS:
+            text = f"an idempotency key has at most {MAX_IDEMPOTENCY_KEY_CHARS} characters"
+            raise InvalidArgument(text, field="idempotency_key")
         return Batch(
             batch_id=f"batch_{uuid4().hex}",
             tenant_id=owner.tenant_id,

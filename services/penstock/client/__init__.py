@@ -19,6 +19,7 @@ from penstock.chassis.errors import (
     Unauthenticated,
     Unavailable,
 )
+from penstock.client.batches import BatchesClient
 from penstock.client.client import Client
 from penstock.client.progress import IndexGap, TokenChunk
 from penstock.client.request import Options, Prompt
@@ -29,6 +30,7 @@ from penstock.v1.inference_pb2 import Choices, Form
 
 __all__ = [
     "Aborted",
+    "BatchesClient",
     "Cancelled",
     "Choices",
     "Client",

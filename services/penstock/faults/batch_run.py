@@ -1,8 +1,7 @@
 """Batches of one world: starts their clients, and checks what they, the ledger and the store have."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from unittest.mock import patch
@@ -95,15 +94,6 @@ class BatchRun:
             if chunks or results or jobs:
                 text = f"{chunks} chunks, {results} results and {jobs} held jobs"
                 yield Violation("leak", f"the store of batches has {text} at rest")
-
-    def crashes_of_single_requests(self, crashed_workers: Mapping[int, Sequence[str]]) -> Mapping[int, Sequence[str]]:
-        """Return the workers of crashed engines by prompt length, except for lines of a file that has two batches.
-
-        A call of the creation whose answer was lost is repeated, and both copies of a line may run at once.
-        """
-        names = Counter(each.name for each in self.found)
-        copied = {line.prompt_tokens for each in self.plan.batches if names[each.name] > 1 for line in each.lines}
-        return {length: workers for length, workers in crashed_workers.items() if length not in copied}
 
     def violations(self, *, has_faults: bool) -> Iterator[Violation]:
         """Yield the violations at the end, except those of charges."""

@@ -33,6 +33,7 @@ class Nemesis:
     clock_steps: tuple[PlannedClockStep, ...] = ()
     replacements: tuple[PlannedReplacement, ...] = ()
     injected: list[str] = field(default_factory=list)
+    injected_kinds: set[FaultKind] = field(default_factory=set)
     last_fault_ends_at: float = 0.0  # s; end of the last fault among those injected
     # When a process or a link of a tier, or the disk, was faulty.
     disturbed: dict[str, list[Interval]] = field(default_factory=dict)
@@ -176,5 +177,6 @@ class Nemesis:
         for tier in tiers:
             self.disturbed.setdefault(tier, []).append(Interval(now, now + seconds))
         self.last_fault_ends_at = max(self.last_fault_ends_at, now + seconds)
+        self.injected_kinds.add(fault.kind)
         self.injected.append(f"{now:.6f} {fault.kind} {victim} for {seconds:.3f} s")
         self.tiers.network.log(self.injected[-1])

@@ -231,7 +231,7 @@ def _run_requests_and_checks(context: WorldContext) -> tuple[int, tuple[Violatio
         context.slow_reader_monitor.violations.values(),
         check_poison(
             transcripts,
-            context.batches.crashes_of_single_requests(context.engine_pool.crashed_workers),
+            context.engine_pool.crashed_workers,
             nemesis.stops_by_tier["worker"],
             allowed,
         ),
@@ -277,7 +277,8 @@ def _charge_violations(
         was_edge_killed=was_edge_killed,
         may_have_lost_deferred=may_have_lost_deferred,
     )
-    yield from context.batches.charge_violations(number, rows, may_lack_rows=bool(nemesis.injected))
+    may_lack_rows = bool(nemesis.injected_kinds - {FaultKind.TERM})  # a process that drains loses no answer
+    yield from context.batches.charge_violations(number, rows, may_lack_rows=may_lack_rows)
     yield from check_totals(rows, context.disk.connection.execute(_TOTALS_QUERY, tenant).fetchone())
 
 

@@ -638,10 +638,15 @@ class CreateBatchRequest(_message.Message):
     COMPLETION_WINDOW_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
     OUTPUT_TTL_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     input_file_id: _builtins.str
     """File of its lines, of purpose FILE_PURPOSE_BATCH."""
     endpoint: _builtins.str
     """/v1/chat/completions, /v1/completions, /v1/responses or /v1/embeddings."""
+    idempotency_key: _builtins.str
+    """Chosen by the client, at most 255 characters. A call with the key of an earlier one of the tenant, at most 24 hours
+    after it, returns the batch that was created, if it still exists. Empty: each call creates a batch.
+    """
     @_builtins.property
     def completion_window(self) -> _duration_pb2.Duration:
         """1 minute to 7 days. Unset: 24 hours."""
@@ -662,10 +667,11 @@ class CreateBatchRequest(_message.Message):
         completion_window: _duration_pb2.Duration | None = ...,
         metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         output_ttl: _duration_pb2.Duration | None = ...,
+        idempotency_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["completion_window", b"completion_window", "output_ttl", b"output_ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_window", b"completion_window", "endpoint", b"endpoint", "input_file_id", b"input_file_id", "metadata", b"metadata", "output_ttl", b"output_ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_window", b"completion_window", "endpoint", b"endpoint", "idempotency_key", b"idempotency_key", "input_file_id", b"input_file_id", "metadata", b"metadata", "output_ttl", b"output_ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

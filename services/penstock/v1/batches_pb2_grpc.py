@@ -132,8 +132,9 @@ class BatchesServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CreateBatch(self, request, context):
-        """CreateBatch creates a batch of the lines of a file. INVALID_ARGUMENT with BadRequest; NOT_FOUND / FILE_UNKNOWN;
-        RESOURCE_EXHAUSTED / TOO_MANY_BATCHES.
+        """CreateBatch creates a batch of the lines of a file. Idempotent on `idempotency_key`. INVALID_ARGUMENT with
+        BadRequest; INVALID_ARGUMENT / IDEMPOTENCY_KEY_REUSED if the key is that of a call with other fields; NOT_FOUND /
+        FILE_UNKNOWN; RESOURCE_EXHAUSTED / TOO_MANY_BATCHES.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -49,8 +49,9 @@ class BatchesStub:
     DeleteFile: _grpc.UnaryUnaryMultiCallable[_batches_pb2.DeleteFileRequest, _batches_pb2.DeleteFileResponse]
     """DeleteFile deletes a file. NOT_FOUND / FILE_UNKNOWN; FAILED_PRECONDITION / FILE_IN_USE while a batch reads it."""
     CreateBatch: _grpc.UnaryUnaryMultiCallable[_batches_pb2.CreateBatchRequest, _batches_pb2.CreateBatchResponse]
-    """CreateBatch creates a batch of the lines of a file. INVALID_ARGUMENT with BadRequest; NOT_FOUND / FILE_UNKNOWN;
-    RESOURCE_EXHAUSTED / TOO_MANY_BATCHES.
+    """CreateBatch creates a batch of the lines of a file. Idempotent on `idempotency_key`. INVALID_ARGUMENT with
+    BadRequest; INVALID_ARGUMENT / IDEMPOTENCY_KEY_REUSED if the key is that of a call with other fields; NOT_FOUND /
+    FILE_UNKNOWN; RESOURCE_EXHAUSTED / TOO_MANY_BATCHES.
     """
     GetBatch: _grpc.UnaryUnaryMultiCallable[_batches_pb2.GetBatchRequest, _batches_pb2.GetBatchResponse]
     """GetBatch returns a batch. NOT_FOUND / BATCH_UNKNOWN."""
@@ -88,8 +89,9 @@ class BatchesAsyncStub(BatchesStub):
     DeleteFile: _aio.UnaryUnaryMultiCallable[_batches_pb2.DeleteFileRequest, _batches_pb2.DeleteFileResponse]  # type: ignore[assignment]
     """DeleteFile deletes a file. NOT_FOUND / FILE_UNKNOWN; FAILED_PRECONDITION / FILE_IN_USE while a batch reads it."""
     CreateBatch: _aio.UnaryUnaryMultiCallable[_batches_pb2.CreateBatchRequest, _batches_pb2.CreateBatchResponse]  # type: ignore[assignment]
-    """CreateBatch creates a batch of the lines of a file. INVALID_ARGUMENT with BadRequest; NOT_FOUND / FILE_UNKNOWN;
-    RESOURCE_EXHAUSTED / TOO_MANY_BATCHES.
+    """CreateBatch creates a batch of the lines of a file. Idempotent on `idempotency_key`. INVALID_ARGUMENT with
+    BadRequest; INVALID_ARGUMENT / IDEMPOTENCY_KEY_REUSED if the key is that of a call with other fields; NOT_FOUND /
+    FILE_UNKNOWN; RESOURCE_EXHAUSTED / TOO_MANY_BATCHES.
     """
     GetBatch: _aio.UnaryUnaryMultiCallable[_batches_pb2.GetBatchRequest, _batches_pb2.GetBatchResponse]  # type: ignore[assignment]
     """GetBatch returns a batch. NOT_FOUND / BATCH_UNKNOWN."""
@@ -160,8 +162,9 @@ class BatchesServicer(metaclass=_abc_1.ABCMeta):
         request: _batches_pb2.CreateBatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_batches_pb2.CreateBatchResponse, _abc.Awaitable[_batches_pb2.CreateBatchResponse]]:
-        """CreateBatch creates a batch of the lines of a file. INVALID_ARGUMENT with BadRequest; NOT_FOUND / FILE_UNKNOWN;
-        RESOURCE_EXHAUSTED / TOO_MANY_BATCHES.
+        """CreateBatch creates a batch of the lines of a file. Idempotent on `idempotency_key`. INVALID_ARGUMENT with
+        BadRequest; INVALID_ARGUMENT / IDEMPOTENCY_KEY_REUSED if the key is that of a call with other fields; NOT_FOUND /
+        FILE_UNKNOWN; RESOURCE_EXHAUSTED / TOO_MANY_BATCHES.
         """
 
     @_abc_1.abstractmethod

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from penstock.batch.work_signal import WorkSignal
 from penstock.v1.inference_pb2 import PRIORITY_BATCH, Priority
 
 
@@ -27,6 +28,13 @@ class ClaimedChunk(NamedTuple):
     expires_at: float  # of the batch
     seconds_left: float  # until then
     priority: "Priority.ValueType" = PRIORITY_BATCH  # class of its lines
+
+
+class Claim(NamedTuple):
+    """The chunks that a replica has claimed."""
+
+    chunks: Sequence[ClaimedChunk]
+    next_lease_s: float  # s until the first of the other chunks' leases ends; inf if there is none
 
 
 class Line(NamedTuple):
@@ -59,7 +67,11 @@ class ChunkState(Enum):
 class ChunkStore(Protocol):
     """The part of the store that runs batches. All methods raise StoreUnavailable."""
 
-    async def claim(self, replica: str, limit: int, lease_s: float) -> Sequence[ClaimedChunk]: ...
+    @property
+    def chunks_due(self) -> WorkSignal:
+        """Set when this process has made chunks that may be claimed."""
+
+    async def claim(self, replica: str, limit: int, lease_s: float) -> Claim: ...
 
     async def renew(self, held: Sequence[tuple[ChunkKey, int]], lease_s: float) -> Sequence[ChunkState]: ...
 

@@ -12,6 +12,7 @@ from penstock.batch.metrics import record_commit
 from penstock.batch.runner.edges import EdgeLinks
 from penstock.batch.runner.held import HeldChunks, RunnableLine, retry_delay_of
 from penstock.batch.window.window import LineWindow
+from penstock.batch.work_signal import LOOK_INTERVAL_S
 from penstock.chassis.errors import PenstockError
 from penstock.mesh.v1 import batch_pb2 as pb
 
@@ -19,7 +20,7 @@ log = structlog.get_logger()
 
 LEASE_S = 10.0
 RENEW_INTERVAL_S = 0.5  # below `MAX_UNCONFIRMED_S`: a renewal also tells whether a batch was cancelled
-CLAIM_INTERVAL_S = 0.25
+CLAIM_INTERVAL_S = 0.25  # after a claim that found chunks; further ones follow as lines start
 TICK_S = 0.05
 COMMIT_INTERVAL_S = 0.1
 COMMIT_RETRY_S = 1.0  # after a commit that failed
@@ -33,7 +34,7 @@ RETURNED_FIGURES = {pb.LINE_VERDICT_LATER: "lines_deferred", pb.LINE_VERDICT_LOS
 
 
 class BatchRunner:
-    """Holds chunks, as many as their lines fill the window."""
+    """Holds chunks, as many as their lines fill the window. Without one, it waits for the signal of the store."""
 
     def __init__(self, replica: str, store: ChunkStore, edges: EdgeLinks) -> None:
         self._replica = replica
@@ -45,9 +46,10 @@ class BatchRunner:
         self._claiming = asyncio.Lock()  # of `run` and `drain`, which gives back what a claim has begun to take
         self._committing = asyncio.Lock()  # of `run` and `drain`, which would take the same results
         self._claims_at = 0.0  # s; not before that
+        self._has_work = asyncio.Event()  # it holds chunks, or has results that are not committed
         self._is_draining = False
         edges.on_running, edges.on_progress, edges.on_ended = self._on_running, self._on_progress, self._on_ended
-        edges.on_lost, edges.on_up = self._on_edge_lost, self._send_lines
+        edges.on_lost, edges.on_up = self._on_edge_lost, self._on_edge_up
         self.answered = self.failed = 0
         self.can_commit = True  # whether the latest commit succeeded
         self._refused = 0  # results
@@ -96,28 +98,35 @@ class BatchRunner:
     # Loops.
 
     async def _claim(self) -> None:
+        delay = 0.0
         while True:
-            await asyncio.sleep(CLAIM_INTERVAL_S)
+            await self._store.chunks_due.wait(delay)
+            delay = CLAIM_INTERVAL_S if self._edges.links_up else LOOK_INTERVAL_S
             if not self._edges.links_up or self._held.waiting >= SPARE_LINES or self._now < self._claims_at:
                 continue
             try:
                 async with self._claiming:
-                    await self._claim_once()
+                    delay = await self._claim_once()
             except PenstockError as error:
                 self._on_store_away("chunks_not_claimed", error)
             self._send_lines()
 
-    async def _claim_once(self) -> None:
+    async def _claim_once(self) -> float:
+        """Return the time until the next claim, in s."""
         if self._is_draining:
-            return
+            return LOOK_INTERVAL_S
         claimed_at = self._now
-        for chunk in await self._store.claim(self._replica, MAX_CLAIMED, LEASE_S):
+        claim = await self._store.claim(self._replica, MAX_CLAIMED, LEASE_S)
+        for chunk in claim.chunks:
             lines = await self._store.read_lines(chunk)
             self._stop(self._held.stop(chunk.key, is_lost=True))  # an earlier lease, which has ended
             self._add_results(self._held.add(chunk, lines, claimed_at))
+            self._has_work.set()
+        return CLAIM_INTERVAL_S if claim.chunks else min(LOOK_INTERVAL_S, max(TICK_S, claim.next_lease_s))
 
     async def _renew(self) -> None:
         while True:
+            await self._has_work.wait()
             await asyncio.sleep(RENEW_INTERVAL_S)
             chunks = [each for each in self._held if not each.is_lost]
             if not chunks:
@@ -136,11 +145,14 @@ class BatchRunner:
 
     async def _commit(self) -> None:
         while True:
+            await self._has_work.wait()
             await asyncio.sleep(COMMIT_INTERVAL_S)
             try:
                 await self._commit_once()
                 await self._release_over()
                 self.can_commit = True
+                if not (self._held or self._results):
+                    self._has_work.clear()
             except PenstockError as error:
                 self.can_commit = False
                 self._on_store_away("results_not_committed", error, results=len(self._results))
@@ -148,6 +160,7 @@ class BatchRunner:
 
     async def _tick(self) -> None:
         while True:
+            await self._has_work.wait()
             await asyncio.sleep(TICK_S)
             self._send_lines()
 
@@ -230,6 +243,10 @@ class BatchRunner:
         if ended.verdict == pb.LINE_VERDICT_LATER and not was_running:
             self._window.on_shed(retry_delay_of(ended), now)
         self._add_results(results)
+        self._send_lines()
+
+    def _on_edge_up(self) -> None:
+        self._store.chunks_due.set()
         self._send_lines()
 
     def _on_edge_lost(self, edge: str) -> None:

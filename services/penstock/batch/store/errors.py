@@ -41,6 +41,12 @@ class BatchUnknown(NotFound):
     default_reason = "BATCH_UNKNOWN"
 
 
+class IdempotencyKeyReused(InvalidArgument):
+    """Another batch of the tenant was created with the key."""
+
+    default_reason = "IDEMPOTENCY_KEY_REUSED"
+
+
 class FileInUse(FailedPrecondition):
     """A batch that has not ended reads the file."""
 

@@ -45,6 +45,7 @@ class FileDivider:
         for part_number in range(parts):
             await self._reject_repeated(chunks, RepeatedIds(part_number, parts))
         await run(jobs.divide, job, chunks, division.lines)
+        self.store.chunks_due.set()
 
     async def _reject_repeated(self, chunks: Sequence[Chunk], ids: RepeatedIds) -> None:
         """Give each line an error whose custom_id an earlier line has."""

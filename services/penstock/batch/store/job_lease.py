@@ -17,7 +17,7 @@ class JobLost(Exception):
 
 @dataclass(slots=True)
 class JobLease:
-    """Replicas share jobs by leases. A job that is cut is done again, here or elsewhere, once its lease has ended."""
+    """Replicas share jobs by leases. A job that is cut is done again, here or elsewhere."""
 
     store: BatchStore
     job: Job
@@ -34,3 +34,7 @@ class JobLease:
         if not await self.store.run(jobs.renew_job, self.job, JOB_LEASE_S):
             raise JobLost
         self._due = now + RENEWAL_S
+
+    async def release(self) -> None:
+        """Let any replica do the job at once. Raises StoreUnavailable."""
+        await self.store.run(jobs.renew_job, self.job, 0.0)

@@ -1,7 +1,8 @@
 """Jobs of batches: divides files, writes outputs in the order of the lines, and deletes what is kept no longer."""
 
 import asyncio
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -11,15 +12,16 @@ from penstock.batch.lines.line import LineInvalid, error_row, line_id, parse_lin
 from penstock.batch.store import jobs
 from penstock.batch.store.file_division import FileDivider
 from penstock.batch.store.job_lease import JOB_LEASE_S, JobLease, JobLost
-from penstock.batch.store.jobs import ErrorRow, Job
+from penstock.batch.store.jobs import ErrorRow, Job, WorkTaken
 from penstock.batch.store.output import write_output
 from penstock.batch.store.store import BatchStore, in_thread
+from penstock.batch.work_signal import LOOK_INTERVAL_S
 from penstock.chassis.errors import PenstockError
 
 log = structlog.get_logger()
 
 JOBS_AT_ONCE = 2  # so that a small batch need not wait for the division or the output of a large one
-JOB_INTERVAL_S = 0.25  # between looks for a job
+JOB_RETRY_S = 0.25  # after a failure, and the least time between two looks without a signal
 UPKEEP_INTERVAL_S = 60.0
 ORPHAN_AGE_S = 86_400.0  # of contents without a file; longer than an upload or an output takes
 NAMES_PER_READ = 256  # contents that are looked up in one transaction
@@ -32,9 +34,10 @@ class JobWorker:
     """Does a few jobs at a time. Replicas share jobs by leases, which it renews as a job goes on."""
 
     store: BatchStore
+    _looking: asyncio.Lock = field(default_factory=asyncio.Lock)  # one looks for a job, or waits for it, at a time
 
     async def run(self) -> None:
-        """Do jobs until cancelled. One that is cut is done again, here or elsewhere, once its lease has ended."""
+        """Do jobs until cancelled. Those that this cuts are free for other replicas at once."""
         async with asyncio.TaskGroup() as group:
             for _ in range(JOBS_AT_ONCE):
                 group.create_task(self._run_jobs())
@@ -42,11 +45,21 @@ class JobWorker:
     async def _run_jobs(self) -> None:
         while True:
             try:
-                while await self.run_job():
-                    pass
+                async with self._looking:
+                    job = await self._next_job()
+                await self.do(job)
             except PenstockError as error:
                 log.warning("batch_job_failed", error=error.message)
-            await asyncio.sleep(JOB_INTERVAL_S)
+                await asyncio.sleep(JOB_RETRY_S)
+
+    async def _next_job(self) -> Job:
+        """Wait for a job, and delete results of batches that have ended meanwhile. Raises StoreUnavailable."""
+        while True:
+            taken = await self.take_work()
+            if taken.job:
+                return taken.job
+            if not taken.has_dropped:
+                await self.store.jobs_due.wait(min(LOOK_INTERVAL_S, max(JOB_RETRY_S, taken.next_due_s)))
 
     async def run_upkeep(self) -> None:
         """Delete expired files and batches, and contents without a file, until cancelled."""
@@ -58,15 +71,13 @@ class JobWorker:
                 log.warning("batch_upkeep_failed", error=error.message)
             await asyncio.sleep(UPKEEP_INTERVAL_S)
 
-    async def run_job(self) -> bool:
-        """Divide a file, write an output, or delete results of a batch that has ended, if one of them is due.
+    async def take_work(self) -> WorkTaken:
+        """Look for a job. Raises StoreUnavailable."""
+        taken: WorkTaken = await self.store.run(jobs.take_work, JOB_LEASE_S, ROWS_PER_SLICE)
+        return taken
 
-        Return whether one was. Raises StoreUnavailable.
-        """
-        job: Job | None = await self.store.run(jobs.claim_job, JOB_LEASE_S)
-        if job is None:
-            found: bool = await self.store.run(jobs.drop_rows, ROWS_PER_SLICE)
-            return found
+    async def do(self, job: Job) -> None:
+        """Divide a file, or write an output. Raises StoreUnavailable."""
         lease = JobLease(self.store, job)
         try:
             if job.batch.status is Status.VALIDATING:
@@ -75,9 +86,13 @@ class JobWorker:
                 if job.batch.expired:
                     await self._add_expired(lease)
                 await write_output(self.store, lease)
+        except asyncio.CancelledError:
+            with suppress(PenstockError):  # else its lease ends by itself
+                await lease.release()
+            raise
         except JobLost:
             log.warning("batch_job_lost", batch_id=job.batch.batch_id)
-        return True
+        self.store.jobs_due.set()  # its output may be due, or its results may be deleted
 
     async def drop_expired(self) -> None:
         """Delete a slice of the files and batches that are kept no longer. Raises StoreUnavailable."""

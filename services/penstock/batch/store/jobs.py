@@ -1,5 +1,6 @@
 """Operations on jobs: the division of a file into chunks, and the output of a batch. Each runs in a transaction."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -29,6 +30,14 @@ class Job(NamedTuple):
     epoch: int
 
 
+class WorkTaken(NamedTuple):
+    """What a look for a job has found."""
+
+    job: Job | None
+    has_dropped: bool = False  # whether it has deleted results of a batch that has ended
+    next_due_s: float = math.inf  # without either: s until the next job is due that no signal tells of
+
+
 class ErrorRow(NamedTuple):
     """The row of a line in the error file."""
 
@@ -49,6 +58,16 @@ def _lapse(transaction: Transaction) -> None:
         batch = batch_of(row)
         if batch.lapse(transaction.now):
             sql.update(transaction, batch)
+
+
+def take_work(transaction: Transaction, lease_s: float, row_limit: int) -> WorkTaken:
+    """Claim a job, or delete results of a batch that has ended if none is due."""
+    if job := claim_job(transaction, lease_s):
+        return WorkTaken(job)
+    if drop_rows(transaction, row_limit):
+        return WorkTaken(None, has_dropped=True)
+    [(due_at,)] = transaction.run(sql.NEXT_JOB, transaction.now)
+    return WorkTaken(None) if due_at is None else WorkTaken(None, next_due_s=due_at - transaction.now)
 
 
 def claim_job(transaction: Transaction, lease_s: float) -> Job | None:

@@ -1,20 +1,29 @@
 """Operations of the store: each runs in a transaction, on either database. Pure but for the transaction."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.batch.jobs.batch import Batch, Status
-from penstock.batch.jobs.chunks import ChunkKey, ChunkState, ClaimedChunk, LineResult
+from penstock.batch.jobs.chunks import ChunkKey, ChunkState, Claim, ClaimedChunk, LineResult
 from penstock.batch.jobs.claims import RunningBatch, shares
 from penstock.batch.jobs.urgency import class_of_lines
 from penstock.batch.store import statements as sql
-from penstock.batch.store.errors import BatchUnknown, FileInUse, FilesFull, FileUnknown, TooManyBatches
+from penstock.batch.store.errors import (
+    BatchUnknown,
+    FileInUse,
+    FilesFull,
+    FileUnknown,
+    IdempotencyKeyReused,
+    TooManyBatches,
+)
 from penstock.batch.store.statements import batch_of
 from penstock.chassis.database.statements import Row, Transaction
 
 FAR = 1e18  # s, after every time
 MAX_ID = "~"  # after every id
+KEY_LIFE_S = 86_400.0  # for which a repeated call with an idempotency key returns the first batch
 
 
 class StoredFile(NamedTuple):
@@ -87,14 +96,26 @@ class BatchOperations:
 
     # Batches.
 
-    def create(self, transaction: Transaction, batch: Batch) -> None:
-        """Raises FileUnknown and TooManyBatches."""
+    def create(self, transaction: Transaction, batch: Batch, idempotency_key: str = "") -> Batch:
+        """Return the batch, or the one that was created with the key before.
+
+        Raises FileUnknown, TooManyBatches and IdempotencyKeyReused.
+        """
+        if idempotency_key:
+            forgotten = batch.tenant_id, idempotency_key, transaction.now - KEY_LIFE_S
+            transaction.write(sql.FORGET_KEY, [forgotten])
+            if created := _created_before(transaction, batch, idempotency_key):
+                return created
         file_id = batch.input_file_id
         _first_file(transaction.run(sql.LOCK_FILE, batch.tenant_id, file_id, transaction.now), file_id)
         if transaction.run(sql.OPEN_OF_TENANT, batch.tenant_id)[0][0] >= self.batches_per_tenant:
             text = f"the tenant has {self.batches_per_tenant} batches that have not ended"
             raise TooManyBatches(text, retry_after=60.0)
-        transaction.write(sql.ADD_BATCH, [sql.new_row(batch)])
+        if transaction.run(sql.ADD_BATCH, *sql.new_row(batch, idempotency_key)):
+            return batch
+        created = _created_before(transaction, batch, idempotency_key)
+        assert created, "a batch conflicts with that of its key alone, which was committed meanwhile"
+        return created
 
     def find(self, transaction: Transaction, tenant_id: str, batch_id: str) -> Batch:
         """Raises BatchUnknown."""
@@ -122,10 +143,11 @@ class BatchOperations:
 
     # Chunks.
 
-    def claim(self, transaction: Transaction, limit: int, lease_s: float) -> list[ClaimedChunk]:
+    def claim(self, transaction: Transaction, limit: int, lease_s: float) -> Claim:
         """Claim chunks for this replica, of the batches that `shares` names."""
         now, claimed = transaction.now, list[ClaimedChunk]()
-        running = {row[0]: _running(row, now) for row in transaction.run(sql.RUNNING, now)}
+        rows = transaction.run(sql.RUNNING, now, now)
+        running = {row[0]: _running(row, now) for row in rows}
         while running and len(claimed) < limit:
             for number, count in shares(list(running.values()), limit - len(claimed)).items():
                 found = self._claim_of(transaction, number, count, lease_s)
@@ -133,7 +155,7 @@ class BatchOperations:
                 running[number].held += len(found)
                 if len(found) < count:  # the others are held, or another replica claims them now
                     del running[number]
-        return claimed
+        return Claim(claimed, min((row[-1] - now for row in rows if row[-1] is not None), default=math.inf))
 
     def _claim_of(self, transaction: Transaction, number: int, count: int, lease_s: float) -> list[ClaimedChunk]:
         now = transaction.now
@@ -183,14 +205,19 @@ class BatchOperations:
         transaction.write(sql.ADD_COUNTS, [(*found, number) for number, found in sorted(counts.items())])
         return stored
 
-    def release(self, transaction: Transaction, held: Sequence[tuple[ChunkKey, int]]) -> None:
-        """Give chunks back, or end those whose lines all have results. The last one ends its batch."""
+    def release(self, transaction: Transaction, held: Sequence[tuple[ChunkKey, int]]) -> bool:
+        """Give chunks back, or end those whose lines all have results. The last one ends its batch.
+
+        Return whether the output of a batch may be due.
+        """
         locked = _locked_chunks(transaction, sql.LOCK_CHUNK, [key for key, _ in held])
         ended: list[tuple[int, int]] = []
+        is_job_due = False
         for key, epoch in held:
             chunk = locked.get(key)
             if chunk is None or not chunk.is_held_under(epoch):
                 continue
+            is_job_due |= chunk.status != Status.IN_PROGRESS
             end = chunk.first_line + chunk.line_count
             if transaction.run(sql.COUNT_RESULTS, chunk.number, chunk.first_line, end)[0][0] == chunk.line_count:
                 ended.append((chunk.number, chunk.first_line))
@@ -202,6 +229,8 @@ class BatchOperations:
                 batch = batch_of(transaction.run(sql.LOCK_BATCH, number)[0])
                 batch.on_lines_ended(transaction.now)
                 sql.update(transaction, batch)
+                is_job_due = True
+        return is_job_due
 
 
 class LockedChunk(NamedTuple):
@@ -234,7 +263,7 @@ def _locked_chunks(transaction: Transaction, lock: str, keys: Iterable[ChunkKey]
 
 
 def _running(row: Row, now: float) -> RunningBatch:
-    number, tenant_id, lines, done, expires_at, started_at, held = row
+    number, tenant_id, lines, done, expires_at, started_at, held, _ = row
     pace = done / (now - started_at) if now > started_at else 0.0
     return RunningBatch(number, tenant_id, lines - done, expires_at - now, pace, held)
 
@@ -243,6 +272,22 @@ def _first_file(rows: Sequence[Row], file_id: str) -> StoredFile:
     for row in rows:
         return StoredFile(*row)
     raise FileUnknown(f"file {file_id!r} does not exist; GET /v1/files lists those that do")
+
+
+def _created_before(transaction: Transaction, batch: Batch, idempotency_key: str) -> Batch | None:
+    """Return the batch of the key, if there is one. Raises IdempotencyKeyReused."""
+    for row in transaction.run(sql.FIND_CREATED, batch.tenant_id, idempotency_key):
+        created = batch_of(row)
+        if _given(created) != _given(batch):
+            text = f"batch {created.batch_id} was created with this idempotency key and other fields; use another key"
+            raise IdempotencyKeyReused(text, field="idempotency_key")
+        return created
+    return None
+
+
+def _given(batch: Batch) -> tuple[object, ...]:
+    """Return what a client gives to create a batch."""
+    return batch.endpoint, batch.input_file_id, batch.window, batch.output_ttl, dict(batch.metadata)
 
 
 def _first_batch(rows: Sequence[Row], batch_id: str) -> Batch:

@@ -31,7 +31,7 @@ class OutputFile:
         if not rows:
             return
         if self._writer is None:
-            self._writer = await in_thread(self.store.blobs.create, self.file_id)
+            self._writer = await self.store.begin_content(self.file_id)
         content = b"".join(row + b"\n" for row in rows)
         await in_thread(self._writer.write, content)
         self.size += len(content)

@@ -36,6 +36,10 @@ SQLITE_MIGRATIONS = (
         content BLOB NOT NULL, PRIMARY KEY (number, line)
     ) STRICT;  -- without a rowid, a row of more than 1 KiB would have a page of its own
     """,
+    """
+    ALTER TABLE batches ADD COLUMN idempotency_key TEXT;
+    CREATE UNIQUE INDEX batches_by_key ON batches (tenant_id, idempotency_key) WHERE idempotency_key IS NOT NULL;
+    """,
 )
 
 POSTGRES_MIGRATIONS = (
@@ -74,5 +78,9 @@ POSTGRES_MIGRATIONS = (
         number bigint NOT NULL REFERENCES batches ON DELETE CASCADE, line bigint NOT NULL, is_error smallint NOT NULL,
         content bytea NOT NULL, PRIMARY KEY (number, line)
     );
+    """,
+    """
+    ALTER TABLE batches ADD COLUMN idempotency_key text COLLATE "C";
+    CREATE UNIQUE INDEX batches_by_key ON batches (tenant_id, idempotency_key) WHERE idempotency_key IS NOT NULL;
     """,
 )

@@ -14,7 +14,8 @@ BATCH_COLUMNS = (
     " created_at, started_at, finalizing_at, ended_at, cancelled_at, expired, failure_reason, failure_message, lines,"
     " completed, failed, input_tokens, output_tokens, output_file_id, error_file_id"
 )
-_BATCH_VALUES = ", ".join("?" for _ in BATCH_COLUMNS.split(","))
+_NEW_COLUMNS = f"{BATCH_COLUMNS}, idempotency_key"
+_NEW_VALUES = ", ".join("?" for _ in _NEW_COLUMNS.split(","))
 CHANGING_COLUMNS = (
     "status = ?, started_at = ?, finalizing_at = ?, ended_at = ?, cancelled_at = ?, expired = ?, failure_reason = ?,"
     " failure_message = ?, lines = ?, completed = ?, failed = ?, input_tokens = ?, output_tokens = ?,"
@@ -36,7 +37,12 @@ READERS_OF_FILE = "SELECT 1 FROM batches WHERE input_file_id = ? AND status IN (
 HAS_FILE = "SELECT 1 FROM files WHERE file_id = ?"
 FILE_OF_BATCH = f"SELECT {FILE_COLUMNS} FROM files WHERE file_id = ?"
 
-ADD_BATCH = f"INSERT INTO batches ({BATCH_COLUMNS}) VALUES ({_BATCH_VALUES})"
+# Adds none if the tenant has a batch of this idempotency key.
+ADD_BATCH = f"INSERT INTO batches ({_NEW_COLUMNS}) VALUES ({_NEW_VALUES}) ON CONFLICT DO NOTHING RETURNING number"
+FIND_CREATED = f"SELECT number, {BATCH_COLUMNS} FROM batches WHERE tenant_id = ? AND idempotency_key = ?"
+FORGET_KEY = """
+    UPDATE batches SET idempotency_key = NULL WHERE tenant_id = ? AND idempotency_key = ? AND created_at <= ?
+"""
 FIND_BATCH = f"SELECT number, {BATCH_COLUMNS} FROM batches WHERE tenant_id = ? AND batch_id = ?"
 LOCK_BATCH_OF_TENANT = f"{FIND_BATCH} FOR UPDATE"
 READ_BATCH = f"SELECT number, {BATCH_COLUMNS} FROM batches WHERE number = ?"
@@ -62,6 +68,15 @@ DUE_JOB = f"""
     ))
     ORDER BY number LIMIT 1 FOR UPDATE SKIP LOCKED
 """
+# When the next window ends, or the next batch is due because a replica has lost its job or its chunks.
+NEXT_JOB = """
+    SELECT min(CASE
+        WHEN status = 2 THEN created_at + completion_window
+        WHEN job_until > ? THEN job_until
+        ELSE (SELECT max(lease_until) FROM chunks WHERE chunks.number = batches.number AND has_ended = 0)
+    END)
+    FROM batches WHERE status IN (1, 2, 3, 7)
+"""
 HOLD_JOB = """
     UPDATE batches SET job_epoch = job_epoch + 1, job_until = ?, has_rows = 1 WHERE number = ? RETURNING job_epoch
 """
@@ -73,10 +88,11 @@ LAPSING = f"""
 
 ADD_CHUNK = "INSERT INTO chunks (number, first_line, line_count, byte_offset, byte_length) VALUES (?, ?, ?, ?, ?)"
 DROP_CHUNKS = "DELETE FROM chunks WHERE number = ?"
-# Each batch that runs, with the number of chunks that replicas hold.
+# Each batch that runs, with the number of chunks that replicas hold, and the end of the first of their leases.
 RUNNING = """
     SELECT number, tenant_id, lines, completed + failed, created_at + completion_window, started_at,
-        (SELECT count(*) FROM chunks WHERE chunks.number = batches.number AND has_ended = 0 AND lease_until > ?)
+        (SELECT count(*) FROM chunks WHERE chunks.number = batches.number AND has_ended = 0 AND lease_until > ?),
+        (SELECT min(lease_until) FROM chunks WHERE chunks.number = batches.number AND has_ended = 0 AND lease_until > ?)
     FROM batches WHERE status = 2
 """
 HOLD_CHUNKS = """
@@ -173,12 +189,13 @@ def batch_of(row: Row) -> Batch:
     )
 
 
-def new_row(batch: Batch) -> Sequence[object]:
+def new_row(batch: Batch, idempotency_key: str) -> Sequence[object]:
     """Return the values of `ADD_BATCH`."""
     fixed = batch.batch_id, batch.tenant_id, batch.key_id, batch.delegation, batch.endpoint, batch.input_file_id
     metadata = orjson.dumps(dict(batch.metadata)).decode()
     status, *rest = changing_row(batch)
-    return (*fixed, batch.window, batch.output_ttl, metadata, status, batch.created_at, *rest)
+    given = batch.window, batch.output_ttl, metadata
+    return (*fixed, *given, status, batch.created_at, *rest, idempotency_key or None)
 
 
 def changing_row(batch: Batch) -> Sequence[object]:

@@ -3,16 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import uuid4
 
 from penstock.batch.blobs.blobs import Blobs, BlobUnavailable, BlobWriter
-from penstock.batch.jobs.chunks import ChunkKey, ChunkState, ClaimedChunk, Line, LineResult
+from penstock.batch.jobs.batch import Batch
+from penstock.batch.jobs.chunks import ChunkKey, ChunkState, Claim, ClaimedChunk, Line, LineResult
 from penstock.batch.jobs.division import lines_in
 from penstock.batch.store import statements as sql
 from penstock.batch.store.errors import StoreUnavailable, check_size, is_undone
 from penstock.batch.store.operations import BatchOperations, StoredFile
+from penstock.batch.work_signal import WorkSignal
 from penstock.chassis.database.statements import Transaction
 
 READ_BYTES = 1 << 20
@@ -43,6 +45,8 @@ class BatchStore:
     operations: BatchOperations
     clock: Callable[[], float]
     max_file_bytes: int
+    jobs_due: WorkSignal = field(default_factory=WorkSignal, kw_only=True)  # a batch may have a job
+    chunks_due: WorkSignal = field(default_factory=WorkSignal, kw_only=True)  # chunks may be claimed
 
     async def run(self, operation: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Run one operation in a transaction of its own."""
@@ -58,7 +62,7 @@ class BatchStore:
     async def add_file(self, file: StoredFile, contents: AsyncIterator[bytes]) -> StoredFile:
         """Store a file, whose size is that of `contents`. Raises FilesFull before it is too large."""
         await self.run(self.operations.check_room, file.tenant_id, 0)
-        writer = await in_thread(self.blobs.create, file.file_id)
+        writer = await self.begin_content(file.file_id)
         size = 0
         try:
             async for content in contents:
@@ -78,6 +82,16 @@ class BatchStore:
                     await asyncio.to_thread(self.blobs.delete, file.file_id)
             raise
         return stored
+
+    async def begin_content(self, name: str) -> BlobWriter:
+        """Return the writer of a new content. If the caller is cancelled meanwhile, the writer is aborted."""
+        beginning: asyncio.Future[BlobWriter] = asyncio.ensure_future(in_thread(self.blobs.create, name))
+        try:
+            return await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            with suppress(StoreUnavailable):
+                await asyncio.to_thread((await beginning).abort)
+            raise
 
     def _write_upload(self, writer: BlobWriter, content: bytes) -> None:
         free = self.blobs.free_bytes()
@@ -99,11 +113,23 @@ class BatchStore:
         await self.run(self.operations.delete_file, tenant_id, file_id)
         await in_thread(self.blobs.delete, file_id)
 
+    # Batches.
+
+    async def create(self, batch: Batch, idempotency_key: str = "") -> Batch:
+        created: Batch = await self.run(self.operations.create, batch, idempotency_key)
+        self.jobs_due.set()
+        return created
+
+    async def cancel(self, tenant_id: str, batch_id: str) -> Batch:
+        batch: Batch = await self.run(self.operations.cancel, tenant_id, batch_id)
+        self.jobs_due.set()
+        return batch
+
     # Chunks.
 
-    async def claim(self, replica: str, limit: int, lease_s: float) -> Sequence[ClaimedChunk]:
+    async def claim(self, replica: str, limit: int, lease_s: float) -> Claim:
         del replica  # an epoch names the holder
-        claimed: Sequence[ClaimedChunk] = await self.run(self.operations.claim, limit, lease_s)
+        claimed: Claim = await self.run(self.operations.claim, limit, lease_s)
         return claimed
 
     async def renew(self, held: Sequence[tuple[ChunkKey, int]], lease_s: float) -> Sequence[ChunkState]:
@@ -123,7 +149,8 @@ class BatchStore:
         return stored
 
     async def release(self, held: Sequence[tuple[ChunkKey, int]]) -> None:
-        await self.run(self.operations.release, held)
+        if await self.run(self.operations.release, held):
+            self.jobs_due.set()
 
     def _place(self, transaction: Transaction, chunk: ClaimedChunk) -> tuple[str, int, int, set[int]]:
         for number, file_id, offset, length in transaction.run(sql.PLACE_OF_CHUNK, *chunk.key):

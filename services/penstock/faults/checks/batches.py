@@ -70,6 +70,9 @@ def check_batches(
     """
     by_name = {each.planned.name: each for each in transcripts}
     by_id = {each.batch_id: each for each in found}
+    for name, count in Counter(each.name for each in found).items():
+        if count > 1:
+            yield Violation("batch", f"{name} was created {count} times")
     for transcript in transcripts:
         for text in _client_problems(transcript, by_id.get(transcript.batch_id), has_faults=has_faults):
             yield Violation("batch", f"{transcript.planned.name}: {text}")
@@ -77,7 +80,7 @@ def check_batches(
         if each.name not in by_name:
             yield Violation("batch", f"{each.batch_id} was created by nobody")
             continue
-        for text in _problems(LineRows(by_name[each.name].planned, each), by_name[each.name]):
+        for text in _problems(LineRows(by_name[each.name].planned, each)):
             yield Violation("batch", f"{each.name} {each.batch_id}: {text}")
 
 
@@ -114,7 +117,7 @@ def _progress(view: Json) -> tuple[int, int]:
     return _RANKS[view["status"]], view["request_counts"]["completed"]
 
 
-def _problems(rows: LineRows, transcript: BatchTranscript) -> Iterator[str]:
+def _problems(rows: LineRows) -> Iterator[str]:
     """Yield what is wrong with the end, the rows and the counts of a batch."""
     batch, planned = rows.batch.batch, rows.planned
     yield from rows.problems
@@ -125,7 +128,7 @@ def _problems(rows: LineRows, transcript: BatchTranscript) -> Iterator[str]:
     if status == "failed" or (status == "expired" and planned.window_s is None):
         yield f"ended as {status}: {batch['errors']}"
     is_cancelled = status == "cancelled"
-    if is_cancelled and (planned.cancels_after_s is None or transcript.batch_id != rows.batch.batch_id):
+    if is_cancelled and planned.cancels_after_s is None:
         yield "was cancelled by nobody"
     for number in range(len(planned.lines)):
         if number in rows.answers:

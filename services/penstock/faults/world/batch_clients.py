@@ -41,10 +41,7 @@ class BatchTranscript:
 
 @dataclass(slots=True, kw_only=True)
 class FoundBatch:
-    """A batch that a tenant has after all: the object, and the contents of its files at each edge.
-
-    A call of its creation whose answer was lost may have created it, so that its client does not know it.
-    """
+    """A batch that a tenant has after all: the object, and the contents of its files at each edge."""
 
     tenant: int
     batch: Json
@@ -102,7 +99,7 @@ class BatchClient:
             "completion_window": WINDOW if planned.window_s is None else f"{planned.window_s}m",
             "metadata": {NAME: planned.name},
         }
-        return HttpRequest("POST", BATCHES, self._key, body=orjson.dumps(body).decode())
+        return HttpRequest("POST", BATCHES, self._key, body=orjson.dumps(body).decode(), idempotency_key=planned.name)
 
     async def _watch(self) -> None:
         request = HttpRequest("GET", f"{BATCHES}/{self._transcript.batch_id}", self._key)

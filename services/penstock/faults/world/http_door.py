@@ -24,6 +24,7 @@ class HttpRequest(NamedTuple):
     request_id: str = ""
     body: str = ""
     content_type: str = ""
+    idempotency_key: str = ""
 
     def pack(self) -> bytes:
         return orjson.dumps([*self])
@@ -32,10 +33,12 @@ class HttpRequest(NamedTuple):
     def scope(self) -> dict[str, Any]:
         path, _, query = self.target.partition("?")
         headers = [(b"authorization", f"Bearer {self.bearer}".encode())]
-        if self.request_id:
-            headers.append((b"x-request-id", self.request_id.encode()))
-        if self.content_type:
-            headers.append((b"content-type", self.content_type.encode()))
+        given = {
+            b"x-request-id": self.request_id,
+            b"content-type": self.content_type,
+            b"idempotency-key": self.idempotency_key,
+        }
+        headers += [(name, value.encode()) for name, value in given.items() if value]
         return {
             "type": "http",
             "method": self.method,

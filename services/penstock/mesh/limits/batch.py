@@ -59,6 +59,7 @@ BATCHES: Table = {
         "completion_window": Part(),
         "metadata": METADATA,
         "output_ttl": Part(),
+        "idempotency_key": REASON,  # the service judges what a caller may give
     },
     "penstock.v1.GetBatchRequest": {"batch_id": ID},
     "penstock.v1.ListBatchesRequest": {"page_size": PAGE_SIZE, "after": ID},

@@ -15,10 +15,11 @@ from penstock.bench.statistics import quantile
 from penstock.bench.transcript import Transcript
 from penstock.client import Options
 from penstock.local_mesh.plan import MeshOptions
-from penstock.proofs.batches.calls import open_caller
 from penstock.proofs.batches.lines import ENDPOINT, write_lines
+from penstock.proofs.batches.run import client_of
 from penstock.proofs.card import CardLine, at_least, at_most, reported
 from penstock.proofs.testbed.testbed import Testbed, open_testbed
+from penstock.v1.batches_pb2 import CreateBatchRequest
 from penstock.v1.inference_pb2 import PRIORITY_INTERACTIVE
 
 # Slow steps and few slots: the workers are busy before the processors of this machine are. The queue has its usual
@@ -67,14 +68,14 @@ async def interactive_beside(seconds: float, seed: int, mesh: MeshOptions, conso
 @asynccontextmanager
 async def _batch(testbed: Testbed) -> AsyncIterator[None]:
     """Run a batch during the block, and cancel it."""
-    addresses = [each.address for each in testbed.mesh.plan.processes_of("edge")]
-    async with open_caller(addresses, testbed.mesh.api_key) as caller:
+    async with client_of(testbed) as client:
         path = testbed.mesh.folder / "lines.jsonl"
         await asyncio.to_thread(write_lines, path, LINES, LINE_TOKENS)
-        batch = await caller.create(await caller.upload(path), ENDPOINT)
+        file = await client.upload(path)
+        batch = await client.create(CreateBatchRequest(input_file_id=file.id, endpoint=ENDPOINT))
         await asyncio.sleep(WARM_UP_S)
         yield
-        await caller.cancel(batch.id)
+        await client.cancel(batch.id)
 
 
 async def _offer(testbed: Testbed, seconds: float, seed: int) -> list[Transcript]:

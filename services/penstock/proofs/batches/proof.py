@@ -6,18 +6,17 @@ a batch runs beside interactive load.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rich.console import Console
 
+from penstock.client.batches import BatchesClient
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.batches.beside import interactive_beside
-from penstock.proofs.batches.calls import BatchCaller, open_caller
 from penstock.proofs.batches.faults import MIN_KILLS, SIGKILL, SIGSTOP, STORE_AWAY, inject_faults
 from penstock.proofs.batches.lines import ENDPOINT, MIN_TOKENS, OutputFindings, write_lines
-from penstock.proofs.batches.run import BatchRun
+from penstock.proofs.batches.run import BatchRun, client_of
 from penstock.proofs.batches.samples import MeshSamples
 from penstock.proofs.card import CardLine, ProofCard, at_least, at_most, exactly, fault_summary, reported
 from penstock.proofs.checks.line_charges import LineChargeFindings, check_line_charges, explain_examples
@@ -74,12 +73,12 @@ async def batch(options: BatchOptions, mesh: MeshOptions, console: Console) -> P
 async def run_batches(options: BatchOptions, mesh: MeshOptions, console: Console) -> ProofCard:
     """Run one batch under faults, and cancel another one."""
     own = replace(mesh, batches=max(BATCHES if mesh.store == "postgres" else 1, mesh.batches))
-    async with open_testbed(own, console, settings=SETTINGS) as testbed, _caller(testbed) as caller:
+    async with open_testbed(own, console, settings=SETTINGS) as testbed, client_of(testbed) as client:
         path = testbed.mesh.folder / "lines.jsonl"
         await asyncio.to_thread(write_lines, path, options.lines, options.tokens)
         testbed.report_progress("uploading the lines")
-        file_id = await caller.upload(path)
-        faulted = await _start(testbed, caller, file_id, "under faults")
+        file_id = (await client.upload(path)).id
+        faulted = await _start(testbed, client, file_id, "under faults")
         async with faulted.following():
             await inject_faults(
                 faulted, kills=options.kills, every_s=options.every, outage_s=options.seconds, seed=options.seed
@@ -87,10 +86,10 @@ async def run_batches(options: BatchOptions, mesh: MeshOptions, console: Console
             await faulted.wait_ended()
         computed = faulted.samples.computed
         await wait_settled(testbed)  # the last kill may have been of auth, which creates need
-        cancelled = await _start(testbed, caller, file_id, "to be cancelled")
+        cancelled = await _start(testbed, client, file_id, "to be cancelled")
         async with cancelled.following():
             await cancelled.wait_lines(round(CANCEL_SHARE * options.lines))
-            await caller.cancel(cancelled.batch.id)
+            await client.cancel(cancelled.batch.id)
             await cancelled.wait_ended()
         outputs = [await each.read_output() for each in (faulted, cancelled)]
         residue = await testbed.residue()
@@ -106,18 +105,12 @@ async def run_batches(options: BatchOptions, mesh: MeshOptions, console: Console
     return card
 
 
-@asynccontextmanager
-async def _caller(testbed: Testbed) -> AsyncIterator[BatchCaller]:
-    addresses = [each.address for each in testbed.mesh.plan.processes_of("edge")]
-    async with open_caller(addresses, testbed.mesh.api_key) as caller:
-        yield caller
-
-
-async def _start(testbed: Testbed, caller: BatchCaller, file_id: str, name: str) -> BatchRun:
+async def _start(testbed: Testbed, client: BatchesClient, file_id: str, name: str) -> BatchRun:
     samples = MeshSamples(testbed)
     await samples.take()
     samples.start()
-    return BatchRun(testbed, caller, samples, await caller.create(file_id, ENDPOINT), name)
+    request = pb.CreateBatchRequest(input_file_id=file_id, endpoint=ENDPOINT)
+    return BatchRun(testbed, client, samples, await client.create(request), name)
 
 
 def _with_charges(run: BatchRun, output: OutputFindings) -> EndedBatch:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.proofs.batches.calls import BatchCaller
+from penstock.client.batches import BatchesClient
 from penstock.proofs.batches.lines import OutputFindings
 from penstock.proofs.batches.samples import MeshSamples
 from penstock.proofs.checks.injected_faults import InjectedFault
@@ -16,6 +16,7 @@ from penstock.proofs.testbed.testbed import POLL_INTERVAL_S, Testbed
 from penstock.v1 import batches_pb2 as pb
 
 FOLLOW_INTERVAL_S = 0.5
+PATIENCE_S = 180.0  # for one call; longer than the store is away
 STALL_S = 300.0  # without a line that ends
 RUNNING = (pb.BATCH_STATUS_VALIDATING, pb.BATCH_STATUS_IN_PROGRESS)
 ENDED = (
@@ -31,7 +32,7 @@ class BatchRun:
     """`batch` is the latest look at it."""
 
     testbed: Testbed
-    caller: BatchCaller
+    client: BatchesClient
     samples: MeshSamples
     batch: pb.Batch
     name: str  # for the progress line
@@ -97,7 +98,9 @@ class BatchRun:
             if not file_id:
                 continue
             path = self.testbed.mesh.folder / f"{file_id}.jsonl"
-            await self.caller.download(file_id, path)
+            with path.open("wb") as file:
+                async for content in self.client.read(file_id):
+                    file.write(content)
             await asyncio.to_thread(_read_rows, findings, path, is_error)
         return findings
 
@@ -106,7 +109,7 @@ class BatchRun:
         while not self.ended_at:
             await asyncio.sleep(FOLLOW_INTERVAL_S)
             before = self.lines_ended, self.batch.status
-            self.batch = await self.caller.find(self.batch.id)
+            self.batch = await self.client.find(self.batch.id)
             await self.samples.take()
             counts = self.batch.lines
             self.testbed.report_progress(
@@ -120,6 +123,12 @@ class BatchRun:
             elif time.monotonic() - changed_at > STALL_S:
                 message = f"no line of the batch has ended for {STALL_S:g} s"
                 raise TimeoutError(message)
+
+
+def client_of(testbed: Testbed) -> BatchesClient:
+    """Return a client of all edges, which repeats calls for longer than an outage lasts."""
+    addresses = [each.address for each in testbed.mesh.plan.processes_of("edge")]
+    return BatchesClient(*addresses, api_key=testbed.mesh.api_key, patience=PATIENCE_S)
 
 
 def _read_rows(findings: OutputFindings, path: Path, is_error: bool) -> None:

@@ -145,6 +145,7 @@ class BatchHandlers:
 
     async def _create(self, exchange: Exchange) -> None:
         request, _ = await self._parse(exchange, lambda fields, _: parse_batch(fields))
+        request.idempotency_key = exchange.header("idempotency-key")
         owner = await self._owner(exchange)
         owner.delegation = await self._gateway.delegate(exchange.credential)
         created = await self._batches.call(owner, create_batch=request)

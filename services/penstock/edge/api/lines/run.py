@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from penstock.chassis.durations import seconds_of
+from penstock.chassis.errors import Aborted, InvalidArgument
 from penstock.edge.api.lines.call import EmbeddingsCall, GenerationCall, choice_of_line, parse_line
 from penstock.edge.api.lines.output import LineOutput
 from penstock.edge.api.lines.settlements import LineSettlements
@@ -18,6 +19,7 @@ from penstock.edge.lifecycle.sinks import ResponseStream
 from penstock.edge.request.estimate import AdmissionResult, estimate_from_spec
 from penstock.edge.request.session_names import session_of
 from penstock.edge.request.spec import RequestSpec
+from penstock.edge.text.errors import TokenUnknown
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.mesh.v1.batch_pb2 import LineState, StartLine
 from penstock.v1.inference_pb2 import Accepted, Delta, Finished
@@ -54,7 +56,13 @@ class LineRun:
             return await self._embed(call)
         if call.request.has_several_choices:
             return await self._generate_choices(call)
-        return await self._generate(call)
+        try:
+            return await self._generate(call)
+        except InvalidArgument as error:
+            if not (self.is_resumed and error.reason == TokenUnknown.default_reason):
+                raise
+            text = "the model does not know the tokens of an earlier run; the line begins anew"
+            raise Aborted(text, reason="MODEL_REPLACED", retry_after=0.0) from None
 
     async def _generate(self, call: GenerationCall) -> bytes:
         spec = call.request.spec

@@ -1,6 +1,7 @@
 """The service `LineService` of an edge: runs lines of batches for batch processes."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -32,7 +33,8 @@ MAX_LINES = 4_096  # of one batch process at one edge
 OUTBOX_FRAMES = 4 * MAX_LINES
 PROGRESS_INTERVAL_S = 2.0
 RETRY_AFTER_S = 1.0
-RELEASE_TIMEOUT_S = 2.0
+SETTLE_TIMEOUT_S = 1.0  # at a drain, for auth to confirm the charges that are on the way
+RELEASE_TIMEOUT_S = 2.0  # for the last frames to be sent
 
 _lines = counter(series.LINES)
 
@@ -60,7 +62,7 @@ class LineService(LineServiceServicer):
             stream = _LineStream(self._gateway, peer)
             self._streams[stream] = None
             if self._is_released:
-                stream.release()
+                stream.end()
             try:
                 async with background(stream.report()):
                     async for frame in peer:
@@ -70,15 +72,24 @@ class LineService(LineServiceServicer):
                 await stream.close()
 
     async def release(self) -> None:
-        """Give all lines back, each with what it has generated, and start none after that."""
+        """Give all lines back, each with what it has generated, and start none after that.
+
+        A line that is answered ends here once its charge is confirmed: its batch may be cancelled, and run it no more.
+        """
         self._is_released = True
-        for each in self._streams:
+        streams = list(self._streams)
+        for each in streams:
             each.release()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_TIMEOUT_S):
+                await asyncio.gather(*(each.settled() for each in streams))
+        for each in streams:
+            each.end()
         try:
             async with asyncio.timeout(RELEASE_TIMEOUT_S):
-                await asyncio.gather(*(each.flush() for each in self._streams))
+                await asyncio.gather(*(each.flush() for each in streams))
         except TimeoutError:
-            log.warning("lines_not_released", streams=len(self._streams))
+            log.warning("lines_not_released", streams=len(streams))
 
 
 class _LineStream:
@@ -89,6 +100,7 @@ class _LineStream:
         self._peer = peer
         self.runs: dict[int, tuple[LineRun, asyncio.Task[None]]] = {}
         self._is_released = False
+        self._refused: list[int] = []  # lines that arrived after the release
         self._tasks: set[asyncio.Task[None]] = set()  # of lines that have not unwound
 
     def on_frame(self, frame: pb.RunRequest) -> None:
@@ -102,11 +114,11 @@ class _LineStream:
         if start.number in self.runs:
             text = f"line {start.number} is running; give each line a number of its own"
             raise InvalidArgument(text, field="number", reason="LINE_NUMBER_IN_USE")
-        if self._is_released:
-            self._end(start.number, _drains())
-        elif len(self.runs) >= MAX_LINES:
+        if len(self.runs) + len(self._refused) >= MAX_LINES:
             text = f"this edge runs {MAX_LINES} lines of this process and accepts no more now"
             self._end(start.number, Overloaded(text, reason="EDGE_FULL", retry_after=RETRY_AFTER_S))
+        elif self._is_released:
+            self._refused.append(start.number)  # refused at once, it would be started here again
         else:
             number = start.number
             run = LineRun(
@@ -179,10 +191,25 @@ class _LineStream:
         task.cancel()
 
     def release(self) -> None:
-        """Give all lines back. The end of the stream follows them, because nothing is read after it."""
+        """Give all lines back except those that are answered, and start none."""
+        self._is_released = True
+        for number, (run, _) in list(self.runs.items()):
+            if not run.settlements.is_settling:
+                self._give_back(number, _drains())
+
+    async def settled(self) -> None:
+        """Return once the lines that were left by `release` have ended."""
+        if tasks := [task for _, task in self.runs.values()]:
+            await asyncio.wait(tasks)
+
+    def end(self) -> None:
+        """Give back what is left. The end of the stream follows, because nothing is read after it."""
         self._is_released = True
         for number in list(self.runs):
             self._give_back(number, _drains())
+        for number in self._refused:
+            self._end(number, _drains())
+        self._refused.clear()
         self._peer.send_end("this edge drains")
 
     async def flush(self) -> None:
