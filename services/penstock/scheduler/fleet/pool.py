@@ -3,11 +3,12 @@
 Two digests of one name are two models, with a pool each.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from penstock.mesh.limits.bounds import COUNT, at_most
+from penstock.mesh.v1.scheduler_pb2 import Profile
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Ticket
 from penstock.scheduler.fleet.placement import Placement
 from penstock.scheduler.fleet.prefix_index import PrefixIndex
@@ -75,6 +76,14 @@ class Pool:
         self._batch_tree.remove(worker.key)
         self._batch_leases -= self._counted_batch_leases.pop(worker.key)
         worker.leave_pool()
+        self._update_max_supported()
+
+    def apply_profile(self, worker: Worker, profile: Profile) -> None:
+        """Replace the profile of a worker whose capacity has changed. Its leases remain."""
+        worker.apply_profile(profile)
+        self._update_max_supported()
+
+    def _update_max_supported(self) -> None:
         self.max_supported_tokens = max((each.max_supported_tokens for each in self), default=0)
 
     @property
@@ -113,11 +122,19 @@ class Pool:
         found = next(self._tree.search(1), None) or next(self._tree.search(0), None)
         return self._workers[found] if found else None
 
-    def place(self, ticket: Ticket) -> Placed | None:
-        """Choose the worker for a ticket and record the prompt; None if no worker can take it now."""
+    def by_load(self) -> Iterator[Worker]:
+        """Yield the workers, full or not, least loaded first."""
+        self._refresh()
+        return (self._workers[key] for key in self._tree.search(0))
+
+    def place(self, ticket: Ticket, among: Collection[str] | None = None) -> Placed | None:
+        """Choose the worker for a ticket and record the prompt; None if no worker can take it now.
+
+        `among`: keys of the workers that the ticket may go to; None: all.
+        """
         self._refresh()
         hashes = list(ticket.prefix_hashes)
-        new_tokens = self._candidates(ticket, hashes)
+        new_tokens = self._candidates(ticket, hashes) if among is None else self._candidates_in(among, ticket, hashes)
         if not new_tokens:
             return None
         worker = self._placement.choose(new_tokens, ticket, self.prompt_sizes.delay_share)
@@ -135,14 +152,26 @@ class Pool:
             found += islice(self._with_capacity(ticket, near), MAX_CANDIDATES)
         if (expected := self._by_instance_id.get(ticket.expected_worker)) and self._can_take(expected, ticket):
             found.append(expected)
-        prompt_tokens = ticket.prompt_tokens
         if not hashes:
-            return dict.fromkeys(found, prompt_tokens)
-        index = self.prefix_index
+            return dict.fromkeys(found, ticket.prompt_tokens)
         found += islice(self._with_cached_prefix(ticket, hashes), MAX_CANDIDATES)
+        return self._new_tokens(found, ticket, hashes, adds_expected=True)
+
+    def _candidates_in(self, keys: Collection[str], ticket: Ticket, hashes: Sequence[int]) -> dict[Worker, int]:
+        """Return the same for those of some workers that can take the ticket."""
+        named = (self._workers.get(key) for key in keys)
+        found = [each for each in named if each and self._can_take(each, ticket)]
+        return self._new_tokens(found, ticket, hashes, adds_expected=False)
+
+    def _new_tokens(
+        self, workers: Sequence[Worker], ticket: Ticket, hashes: Sequence[int], *, adds_expected: bool
+    ) -> dict[Worker, int]:
+        """Return the prompt tokens that are not cached at each worker, and at that of a recent prompt if added."""
+        index, prompt_tokens = self.prefix_index, ticket.prompt_tokens
         expecting, expected_blocks = index.expected_prefix(hashes)
-        blocks = {worker: index.cached_blocks(worker.key, hashes) for worker in dict.fromkeys(found)}
-        if (placed := self._workers.get(expecting)) and (placed in blocks or self._can_take(placed, ticket)):
+        blocks = {worker: index.cached_blocks(worker.key, hashes) for worker in dict.fromkeys(workers)}
+        placed = self._workers.get(expecting)
+        if placed and (placed in blocks or (adds_expected and self._can_take(placed, ticket))):
             blocks[placed] = max(blocks.get(placed, 0), expected_blocks)
         return {worker: prompt_tokens - count * worker.block_size for worker, count in blocks.items()}
 
