@@ -30,11 +30,11 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
     items = tuple(item.strip() for line in lines for item in line.split(",") if item.strip())
     for item in items:
         try:
-            check_address("an endpoint", item.removeprefix(DNS_SCHEME))
+            check_address("endpoints", item.removeprefix(DNS_SCHEME))
         except ValueError as error:
             raise EndpointInvalid(str(error)) from None
         if not item.startswith(DNS_SCHEME) and address_of(item) is None:
-            raise EndpointInvalid(f"{item!r} is neither ip:port nor dns:///name:port")
+            raise EndpointInvalid(f"endpoints has {item!r}, which is neither ip:port nor dns:///name:port")
     return items
 
 
