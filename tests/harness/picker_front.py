@@ -1,6 +1,7 @@
 """A real Envoy with a real endpoint picker in front of fake OpenAI servers."""
 
 import asyncio
+import copy
 import json
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -29,19 +30,21 @@ class PickerFront:
     """The addresses and processes of one front.
 
     `modes` replaces fields of `processing_mode`, `filter_fields` those of the filter. `source`: the one by which Envoy
-    learns endpoints, header or metadata; both by default.
+    learns endpoints, header or metadata; both by default. `has_plain` adds a listener without the picker.
     """
 
-    def __init__(self, folder, servers, *, modes=None, filter_fields=None, source="", settings=None):
+    def __init__(self, folder, servers, *, modes=None, filter_fields=None, source="", has_plain=False, settings=None):
         self.folder, self.servers = folder, servers
         self.modes, self.filter_fields, self.source = modes or {}, filter_fields or {}, source
-        self.settings = settings or {}
-        self.port, self.picker_port, self.metrics_port = free_port(), free_port(), free_port()
+        self.has_plain, self.settings = has_plain, settings or {}
+        self.port, self.picker_port, self.metrics_port, self.plain_port = (free_port() for _ in range(4))
 
     def envoy_config(self):
         """Return the shipped configuration with the addresses of this front, and a filter that sets subset hints."""
         config = yaml.safe_load(CONFIG.read_text())
         listener = config["static_resources"]["listeners"][0]
+        if self.has_plain:
+            config["static_resources"]["listeners"].append(self._plain(listener))
         listener["address"]["socket_address"]["port_value"] = self.port
         manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
         processor = manager["http_filters"][0]["typed_config"]
@@ -55,6 +58,13 @@ class PickerFront:
         sources = policy["override_host_sources"]
         policy["override_host_sources"] = [each for each in sources if not self.source or self.source in each]
         return config
+
+    def _plain(self, listener):
+        """Return a listener without the picker, whose requests go to the servers by the fallback policy."""
+        plain = copy.deepcopy(listener) | {"name": "plain"}
+        plain["address"]["socket_address"]["port_value"] = self.plain_port
+        del plain["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"][0]
+        return plain
 
     def picker(self):
         own = {
@@ -153,11 +163,19 @@ def _subset_filter():
 
 
 @asynccontextmanager
-async def running_picker(folder, *, servers=3, modes=None, filter_fields=None, source="", **settings):
+async def running_picker(folder, *, servers=3, modes=None, filter_fields=None, source="", has_plain=False, **settings):
     """A front with so many servers, named a, b, c; all are ready."""
     async with AsyncExitStack() as stack:
         found = [await stack.enter_async_context(OpenAIServer(name).serving()) for name in "abc"[:servers]]
-        front = PickerFront(folder, found, modes=modes, filter_fields=filter_fields, source=source, settings=settings)
+        front = PickerFront(
+            folder,
+            found,
+            modes=modes,
+            filter_fields=filter_fields,
+            source=source,
+            has_plain=has_plain,
+            settings=settings,
+        )
         front.process = await stack.enter_async_context(front.picker())
         await front.process.wait_for_line('"listening"')
         front.proxy = await stack.enter_async_context(front.envoy())

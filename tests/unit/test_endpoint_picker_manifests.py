@@ -1,6 +1,7 @@
 """The manifests of the endpoint picker: valid, and consistent with each other and with its settings."""
 
 import pytest
+import yaml
 
 from image_closure import dockerfile
 from manifest_check.rules import manifest_faults
@@ -9,6 +10,7 @@ from penstock.chassis.config import load
 from penstock.picker.config import PickerConfig
 from penstock.picker.exchange.metadata import DESTINATION, NAMESPACE, SERVED, SUBSET_NAMESPACE
 
+ENVOY = DEPLOY_FOLDER / "endpoint-picker" / "envoy.yaml"
 FOLDER = DEPLOY_FOLDER / "k8s" / "endpoint-picker"
 
 
@@ -60,7 +62,14 @@ def test_the_image_is_made_by_the_dockerfile(rendered):
     assert commands[picker(rendered)["image"]] == ("python", "-m", "penstock.picker")
 
 
+def test_the_breakers_of_envoy_are_above_what_the_picker_admits():
+    config = yaml.safe_load(ENVOY.read_text(encoding="utf-8"))
+    for cluster in config["static_resources"]["clusters"]:
+        (threshold,) = cluster["circuit_breakers"]["thresholds"]
+        assert min(threshold.values()) >= 10 * PickerConfig().max_waiting, cluster["name"]
+
+
 def test_the_configuration_of_envoy_has_the_names_of_the_protocol():
-    text = (DEPLOY_FOLDER / "endpoint-picker" / "envoy.yaml").read_text(encoding="utf-8")
+    text = ENVOY.read_text(encoding="utf-8")
     for name in (DESTINATION, SERVED, NAMESPACE, SUBSET_NAMESPACE):
         assert name in text
