@@ -60,6 +60,9 @@ class Endpoint:
     def is_usable(self) -> bool:
         return self.state in {EndpointState.READY, EndpointState.DEGRADED}
 
+    def on_answer(self, now: float) -> None:
+        self.answered_at, self.has_answered, self.is_refusing = now, True, False
+
     def state_at(self, now: float) -> EndpointState:
         if self.is_refusing or now - self.answered_at > self.limits.down_after:
             return EndpointState.DOWN

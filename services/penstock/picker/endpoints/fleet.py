@@ -65,12 +65,15 @@ class EndpointFleet:
             endpoint.load, endpoint.loaded_at = load, now
             endpoint.held_at_load = max(held, endpoint.held)
             endpoint.worker.on_load_report(self._report(load))
-            self._on_answer(endpoint, now)
+            endpoint.on_answer(now)
+            self._update(endpoint, now)
 
     def on_answer(self, address: str, now: float) -> None:
         """The endpoint answered, without a load that can be read."""
         if endpoint := self.endpoints.get(address):
-            self._on_answer(endpoint, now)
+            endpoint.on_answer(now)
+            if endpoint.state_at(now) is not endpoint.state:
+                self._update(endpoint, now)
 
     def on_refused(self, address: str, now: float) -> None:
         """The endpoint accepted no connection."""
@@ -83,10 +86,6 @@ class EndpointFleet:
         for endpoint in self:
             if endpoint.state_at(now) is not endpoint.state:
                 self._update(endpoint, now)
-
-    def _on_answer(self, endpoint: Endpoint, now: float) -> None:
-        endpoint.answered_at, endpoint.has_answered, endpoint.is_refusing = now, True, False
-        self._update(endpoint, now)
 
     def _update(self, endpoint: Endpoint, now: float) -> None:
         before, endpoint.state = endpoint.state, endpoint.state_at(now)
