@@ -37,20 +37,22 @@ class PickerFront:
         self.folder, self.servers = folder, servers
         self.modes, self.filter_fields, self.source = modes or {}, filter_fields or {}, source
         self.has_plain, self.settings = has_plain, settings or {}
+        self.further_ports = {}  # of listeners by their modes of both bodies
         self.port, self.picker_port, self.metrics_port, self.plain_port = (free_port() for _ in range(4))
 
     def envoy_config(self):
         """Return the shipped configuration with the addresses of this front, and a filter that sets subset hints."""
         config = yaml.safe_load(CONFIG.read_text())
         listener = config["static_resources"]["listeners"][0]
-        if self.has_plain:
-            config["static_resources"]["listeners"].append(self._plain(listener))
+        more = [self._plain(listener)] if self.has_plain else []
+        more += [self._with_modes(listener, modes) for modes in self.further_ports]
         listener["address"]["socket_address"]["port_value"] = self.port
         manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
         processor = manager["http_filters"][0]["typed_config"]
         processor |= self.filter_fields
         processor["processing_mode"] |= self.modes
         manager["http_filters"].insert(0, _subset_filter())
+        config["static_resources"]["listeners"] += more
         picker, servers = config["static_resources"]["clusters"]
         _set_ports(picker, [self.picker_port])
         _set_ports(servers, [each.port for each in self.servers])
@@ -65,6 +67,14 @@ class PickerFront:
         plain["address"]["socket_address"]["port_value"] = self.plain_port
         del plain["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"][0]
         return plain
+
+    def _with_modes(self, listener, modes):
+        """Return a listener with other modes of bodies."""
+        other = copy.deepcopy(listener) | {"name": "-".join(modes)}
+        other["address"]["socket_address"]["port_value"] = self.further_ports[modes]
+        manager = other["filter_chains"][0]["filters"][0]["typed_config"]
+        manager["http_filters"][0]["typed_config"]["processing_mode"] |= body_modes(*modes)
+        return other
 
     def picker(self):
         own = {
@@ -101,17 +111,17 @@ class PickerFront:
         while await self.metric("penstock_picker_slots_held") != count:
             pass
 
-    async def call(self, body=b'{"model":"small","messages":[]}', *, path="/v1/chat/completions", **headers):
+    async def call(self, body=b'{"model":"small","messages":[]}', *, path="/v1/chat/completions", port=0, **headers):
         """Send a request, a GET without a body; return status, headers and body."""
-        reader, writer = await self.open(body, path=path, **headers)
+        reader, writer = await self.open(body, path=path, port=port, **headers)
         status, found = await read_head(reader)
         content = await _content(reader, found)
         writer.close()
         return status, found, content
 
-    async def open(self, body=b"", *, path="/v1/chat/completions", trailers=False, **headers):
+    async def open(self, body=b"", *, path="/v1/chat/completions", trailers=False, port=0, **headers):
         """Send a request and return its connection."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port or self.port)
         lines = [f"{'POST' if body else 'GET'} {path} HTTP/1.1", "host: front", "connection: close"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         if trailers:
@@ -163,8 +173,10 @@ def _subset_filter():
 
 
 @asynccontextmanager
-async def running_picker(folder, *, servers=3, modes=None, filter_fields=None, source="", has_plain=False, **settings):
-    """A front with so many servers, named a, b, c; all are ready."""
+async def running_picker(
+    folder, *, servers=3, modes=None, filter_fields=None, source="", has_plain=False, listeners=(), **settings
+):
+    """A front with so many servers, named a, b, c; all are ready. `listeners`: modes of both bodies of further ones."""
     async with AsyncExitStack() as stack:
         found = [await stack.enter_async_context(OpenAIServer(name).serving()) for name in "abc"[:servers]]
         front = PickerFront(
@@ -176,6 +188,7 @@ async def running_picker(folder, *, servers=3, modes=None, filter_fields=None, s
             has_plain=has_plain,
             settings=settings,
         )
+        front.further_ports = {each: free_port() for each in listeners}
         front.process = await stack.enter_async_context(front.picker())
         await front.process.wait_for_line('"listening"')
         front.proxy = await stack.enter_async_context(front.envoy())

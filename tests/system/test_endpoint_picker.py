@@ -95,61 +95,64 @@ async def test_the_proxy_retries_on_the_next_endpoint_of_the_list(tmp_path):
         assert await front.metric("penstock_picker_slots_held") == 0
 
 
-@pytest.mark.parametrize(
-    ("request_mode", "response_mode"),
-    [
-        ("FULL_DUPLEX_STREAMED", "FULL_DUPLEX_STREAMED"),
-        ("FULL_DUPLEX_STREAMED", "NONE"),
-        ("BUFFERED", "STREAMED"),
-        ("BUFFERED_PARTIAL", "BUFFERED"),
-        ("STREAMED", "NONE"),
-        ("NONE", "NONE"),
-    ],
+MODES = (
+    ("FULL_DUPLEX_STREAMED", "FULL_DUPLEX_STREAMED"),
+    ("FULL_DUPLEX_STREAMED", "NONE"),
+    ("BUFFERED", "STREAMED"),
+    ("BUFFERED_PARTIAL", "BUFFERED"),
+    ("STREAMED", "NONE"),
+    ("NONE", "NONE"),
 )
-async def test_bodies_pass_whole_in_every_mode(tmp_path, request_mode, response_mode):
+
+
+async def test_bodies_pass_whole_in_every_mode(tmp_path):
     body = b'{"model":"small","prompt":"%s"}' % (b"word " * 60_000)
-    async with running_picker(tmp_path, modes=body_modes(request_mode, response_mode)) as front:
-        for _ in range(3):
-            answer = await front.call(body)
-            assert answer[0] == 200
-        assert [content for each in front.servers for _, content in each.requests] == [body] * 3
-        if request_mode == "FULL_DUPLEX_STREAMED":
-            reader, writer = await front.open(body, trailers=True)
-            assert (await read_head(reader))[0] == 200
-            writer.close()
-        await front.picker_holds(0)
-        reads_body = request_mode not in {"STREAMED", "NONE"}
-        assert (await front.metric("penstock_picker_prompt_tokens_total") > 10_000) == reads_body
-
-
-@pytest.mark.parametrize("response_mode", ["FULL_DUPLEX_STREAMED", "STREAMED"])
-async def test_a_response_passes_piece_by_piece_and_holds_its_slot_to_the_end(tmp_path, response_mode):
-    modes = body_modes("FULL_DUPLEX_STREAMED", response_mode)
-    async with running_picker(tmp_path, servers=1, modes=modes) as front:
-        reader, writer = await front.open(STREAM)
-        await reader.readuntil(b"a first\n\n")  # the second is not made before `may_continue`
-        assert await front.metric("penstock_picker_slots_held") == 1
-        front.servers[0].may_continue.set()
-        await reader.readuntil(b"completion_tokens")
-        await front.picker_holds(0)
-        assert await front.metric("penstock_picker_responses_total") == 1
-        writer.close()
-
-
-@pytest.mark.parametrize("response_mode", ["FULL_DUPLEX_STREAMED", "STREAMED"])
-async def test_a_client_that_disconnects_frees_its_slot_and_its_place(tmp_path, response_mode):
-    modes = body_modes("FULL_DUPLEX_STREAMED", response_mode)
-    async with running_picker(tmp_path, servers=1, modes=modes, SLOTS=1) as front:
+    async with running_picker(tmp_path, servers=1, listeners=MODES) as front:
         (server,) = front.servers
-        running, writer = await front.open(STREAM)
-        await running.readuntil(b"a first\n\n")
-        _, waiting = await front.open(STREAM)
-        await front.picker_waits(1)
-        waiting.close()
-        await front.picker_waits(0)
-        writer.close()
-        await front.picker_holds(0)
-        assert len(server.requests) == 1, "the one that waited was not sent"
+        tokens = 0
+        for (request_mode, _), port in front.further_ports.items():
+            answer = await front.call(body, port=port)
+            assert answer[0] == 200
+            assert server.requests.pop()[1] == body
+            before, tokens = tokens, await front.metric("penstock_picker_prompt_tokens_total")
+            assert (tokens - before > 10_000) == (request_mode not in {"STREAMED", "NONE"})
+            if request_mode == "FULL_DUPLEX_STREAMED":
+                reader, writer = await front.open(body, trailers=True, port=port)
+                assert (await read_head(reader))[0] == 200
+                assert server.requests.pop()[1] == body
+                tokens = await front.metric("penstock_picker_prompt_tokens_total")
+                writer.close()
+            await front.picker_holds(0)
+
+
+async def test_a_response_passes_piece_by_piece_and_holds_its_slot_to_the_end(tmp_path):
+    listeners = [("BUFFERED", "STREAMED"), ("FULL_DUPLEX_STREAMED", "FULL_DUPLEX_STREAMED")]
+    async with running_picker(tmp_path, servers=1, listeners=listeners) as front:
+        for done, port in enumerate(front.further_ports.values()):
+            front.servers[0].may_continue.clear()
+            reader, writer = await front.open(STREAM, port=port)
+            await reader.readuntil(b"a first\n\n")  # the second is not made before `may_continue`
+            assert await front.metric("penstock_picker_slots_held") == 1
+            front.servers[0].may_continue.set()
+            await reader.readuntil(b"completion_tokens")
+            await front.picker_holds(0)
+            assert await front.metric("penstock_picker_responses_total") == done + 1
+            writer.close()
+
+
+async def test_a_client_that_disconnects_frees_its_slot_and_its_place(tmp_path):
+    listeners = [("BUFFERED", "STREAMED"), ("FULL_DUPLEX_STREAMED", "FULL_DUPLEX_STREAMED")]
+    async with running_picker(tmp_path, servers=1, listeners=listeners, SLOTS=1) as front:
+        for done, port in enumerate(front.further_ports.values()):
+            running, writer = await front.open(STREAM, port=port)
+            await running.readuntil(b"a first\n\n")
+            _, waiting = await front.open(STREAM, port=port)
+            await front.picker_waits(1)
+            waiting.close()
+            await front.picker_waits(0)
+            writer.close()
+            await front.picker_holds(0)
+            assert len(front.servers[0].requests) == done + 1, "the one that waited was not sent"
 
 
 async def test_a_request_waits_longer_than_the_proxy_waits_for_an_answer(tmp_path):
