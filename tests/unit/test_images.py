@@ -6,10 +6,10 @@ import pytest
 
 from image_closure import dockerfile, installed_in
 from manifest_check.objects import TIERS, WORKLOAD_KINDS, Manifests
-from manifests import LOCAL_OVERLAY, OVERLAYS, container, pods_of, render_overlay
+from manifests import DEPLOY_FOLDER, LOCAL_OVERLAY, OVERLAYS, container, pods_of, render_overlay
 
 GPU_OVERLAY = OVERLAYS / "gpu"
-MAX_MEGABYTES = {**dict.fromkeys(set(TIERS) - {"worker"}, 150), "ops": 400}
+MAX_MEGABYTES = {**dict.fromkeys({*TIERS, "picker"} - {"worker"}, 150), "ops": 400}
 
 
 @pytest.fixture
@@ -55,10 +55,10 @@ def test_every_penstock_image_is_made_by_the_dockerfile(overlay):
     assert ours <= {each.name for each in dockerfile().images()}
 
 
-def test_every_image_is_used_by_an_overlay():
+def test_every_image_is_used_by_an_overlay_or_by_the_endpoint_picker():
     named = {
         container(each)["image"]
-        for at in OVERLAYS.iterdir()
+        for at in (*OVERLAYS.iterdir(), DEPLOY_FOLDER / "k8s" / "endpoint-picker")
         for each in render_overlay(at)
         if each["kind"] in WORKLOAD_KINDS
     }

@@ -11,6 +11,7 @@ from paths import REPO
 from penstock.auth.config import AuthConfig
 from penstock.chassis.config import ConfigError, ServiceConfig, load
 from penstock.edge.config import EdgeConfig
+from penstock.picker.config import PickerConfig
 from penstock.queue.config import QueueConfig
 from penstock.routing.config import RoutingConfig
 from penstock.scheduler.config import SchedulerConfig
@@ -23,6 +24,7 @@ TIERS = {
     "scheduler": SchedulerConfig,
     "worker": WorkerConfig,
     "routing": RoutingConfig,
+    "picker": PickerConfig,
 }
 RENAMED = [(tier, former, name) for tier, config in TIERS.items() for former, name in config.former_names.items()]
 

@@ -28,6 +28,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "edge": {"AUTHS": "{auth}", "QUEUES": "{queue}", "HTTP_LISTEN": "127.0.0.1:0"},
     "batch": {"EDGES": "{edge}"},
     "routing": {"EDGES": "{edge}/{edge_http}"},
+    "picker": {"ENDPOINTS": "{edge_http}"},
 }
 
 

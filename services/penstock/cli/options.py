@@ -17,7 +17,7 @@ from penstock.local_mesh.plan import BASE_PORT, DEFAULT_MODEL, MeshOptions, chec
 from penstock.local_mesh.regions import check_names
 from penstock.local_mesh.state import MeshState, default_meshes, running_meshes
 
-TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing", "batch")
+TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing", "batch", "picker")
 IMAGE_SUFFIXES = (".png", ".svg")
 EXAMPLES_FOLDER = Path(__file__).parents[1] / "simulator" / "scenarios"
 

@@ -14,7 +14,7 @@ from typing import Any
 from penstock.chassis.errors import PermissionDenied
 from penstock.v1.stream_pb2 import Hello
 
-TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing", "batch", "envoy", "operator", "keda")
+TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing", "batch", "picker", "envoy", "operator", "keda")
 DNS_SUFFIX = "penstock.internal"
 # An instance id may have a suffix after this character, which differs at each start of one instance.
 START_SEPARATOR = "."

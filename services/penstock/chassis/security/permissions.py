@@ -46,6 +46,7 @@ def _entries() -> Iterator[tuple[str, frozenset[str]]]:
         yield f"penstock.v1.Admin/{rpc}", OPERATOR_TIERS
     for rpc in ("StreamAggregatedResources", "DeltaAggregatedResources"):
         yield f"envoy.service.discovery.v3.AggregatedDiscoveryService/{rpc}", DOOR_TIERS
+    yield "envoy.service.ext_proc.v3.ExternalProcessor/Process", DOOR_TIERS
     for rpc in ("Check", "List", "Watch"):
         yield f"grpc.health.v1.Health/{rpc}", ALL_TIERS
     yield "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", OPERATOR_TIERS

@@ -3,11 +3,12 @@
 Two digests of one name are two models, with a pool each.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from penstock.mesh.limits.bounds import COUNT, at_most
+from penstock.mesh.v1.scheduler_pb2 import Profile
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Ticket
 from penstock.scheduler.fleet.placement import Placement
 from penstock.scheduler.fleet.prefix_index import PrefixIndex
@@ -75,6 +76,14 @@ class Pool:
         self._batch_tree.remove(worker.key)
         self._batch_leases -= self._counted_batch_leases.pop(worker.key)
         worker.leave_pool()
+        self._update_max_supported()
+
+    def apply_profile(self, worker: Worker, profile: Profile) -> None:
+        """Replace the profile of a worker whose capacity has changed. Its leases remain."""
+        worker.apply_profile(profile)
+        self._update_max_supported()
+
+    def _update_max_supported(self) -> None:
         self.max_supported_tokens = max((each.max_supported_tokens for each in self), default=0)
 
     @property
@@ -113,15 +122,24 @@ class Pool:
         found = next(self._tree.search(1), None) or next(self._tree.search(0), None)
         return self._workers[found] if found else None
 
-    def place(self, ticket: Ticket) -> Placed | None:
+    def by_load(self) -> Iterator[Worker]:
+        """Yield the workers, full or not, least loaded first."""
+        self._refresh()
+        return (self._workers[key] for key in self._tree.search(0))
+
+    def place(self, ticket: Ticket, among: Collection[str] | None = None) -> Placed | None:
         """Choose the worker for a ticket and record the prompt; None if no worker can take it now.
 
         A batch ticket leaves headroom if it can. A shard offers one without credit for batch tickets if its class is
         owed a minimum share; then it takes any free lease.
+
+        `among`: keys of the workers that the ticket may go to; None: all.
         """
         self._refresh()
         hashes = list(ticket.prefix_hashes)
-        if ticket.priority == Priority.PRIORITY_BATCH:
+        if among is not None:
+            new_tokens = self._candidates_in(among, ticket, hashes)
+        elif ticket.priority == Priority.PRIORITY_BATCH:
             new_tokens = self._candidates(ticket, hashes, self._batch_tree, self._headroom)
             new_tokens = new_tokens or self._candidates(ticket, hashes, self._tree)
         else:
@@ -147,14 +165,28 @@ class Pool:
             found += islice(self._with_capacity(ticket, near, headroom), MAX_CANDIDATES)
         if (expected := self._by_instance_id.get(ticket.expected_worker)) and _can_take(expected, ticket, headroom):
             found.append(expected)
-        prompt_tokens = ticket.prompt_tokens
         if not hashes:
-            return dict.fromkeys(found, prompt_tokens)
-        index = self.prefix_index
+            return dict.fromkeys(found, ticket.prompt_tokens)
         found += islice(self._with_cached_prefix(ticket, hashes, headroom), MAX_CANDIDATES)
+        return self._new_tokens(found, ticket, hashes, headroom)
+
+    def _candidates_in(self, keys: Collection[str], ticket: Ticket, hashes: Sequence[int]) -> dict[Worker, int]:
+        """Return the same for those of some workers that can take the ticket."""
+        named = (self._workers.get(key) for key in keys)
+        return self._new_tokens([each for each in named if each and _can_take(each, ticket, 0)], ticket, hashes, None)
+
+    def _new_tokens(
+        self, workers: Sequence[Worker], ticket: Ticket, hashes: Sequence[int], headroom: int | None
+    ) -> dict[Worker, int]:
+        """Return the prompt tokens that are not cached at each worker.
+
+        The worker of a recent prompt is added if it can take the ticket beside `headroom`; None: no worker is added.
+        """
+        index, prompt_tokens = self.prefix_index, ticket.prompt_tokens
         expecting, expected_blocks = index.expected_prefix(hashes)
-        blocks = {worker: index.cached_blocks(worker.key, hashes) for worker in dict.fromkeys(found)}
-        if (placed := self._workers.get(expecting)) and (placed in blocks or _can_take(placed, ticket, headroom)):
+        blocks = {worker: index.cached_blocks(worker.key, hashes) for worker in dict.fromkeys(workers)}
+        placed = self._workers.get(expecting)
+        if placed and (placed in blocks or (headroom is not None and _can_take(placed, ticket, headroom))):
             blocks[placed] = max(blocks.get(placed, 0), expected_blocks)
         return {worker: prompt_tokens - count * worker.block_size for worker, count in blocks.items()}
 

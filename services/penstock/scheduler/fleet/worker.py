@@ -124,7 +124,11 @@ class Worker:
     decode_step_s: float = DEFAULT_STEP_S  # of a step without prefill
 
     def __post_init__(self) -> None:
-        profile = self.profile
+        self.apply_profile(self.profile)
+
+    def apply_profile(self, profile: Profile) -> None:
+        """Take the capacity of a profile. A worker in a pool changes by `Pool.apply_profile`."""
+        self.profile = profile
         self.model, self.block_size = model_key(profile.model, profile.card_digest), profile.block_size
         self._slots, self._kv_blocks = profile.slots, profile.kv_blocks
         self.cache_tokens = profile.kv_blocks * profile.block_size or 1

@@ -40,6 +40,7 @@ OPERATOR_METHODS = {
 SCALER_METHODS = tuple(
     f"/externalscaler.ExternalScaler/{name}" for name in ("IsActive", "StreamIsActive", "GetMetricSpec", "GetMetrics")
 )
+PICKER_METHODS = ("/envoy.service.ext_proc.v3.ExternalProcessor/Process",)
 FORGERIES: dict[str, Headers] = {
     "as a stranger": (),
     "with a wrong token": [("authorization", "Bearer 0000")],
@@ -58,7 +59,7 @@ def inner_service_cases(target: HostileTarget) -> Iterator[HostileCase]:
         for method, message in OPERATOR_METHODS.items():
             yield _case("operators' services", "as a stranger", port, method, message)
     for port in [*doors, *target.ports_of(*PROXY_DOORS, PortKind.CHECKS)]:
-        for methods in (*INNER_METHODS.values(), SCALER_METHODS):
+        for methods in (*INNER_METHODS.values(), SCALER_METHODS, PICKER_METHODS):
             for method in methods:
                 yield _case("services between tiers", "at a door", port, method, HELLO)
     for port in target.ports_of(*PROXY_DOORS):

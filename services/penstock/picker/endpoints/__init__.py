@@ -1,0 +1,1 @@
+"""The endpoints: their list, their load as scraped from their metrics, and their capacity."""

@@ -1,0 +1,1 @@
+"""The protocol between a proxy and an endpoint picker. Pure."""
