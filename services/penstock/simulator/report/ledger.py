@@ -53,12 +53,13 @@ class SimulationLedger:
     def deliver(self, request: SimRequest, worker: SimWorker, run: SimRun, now: float) -> None:
         """Append the tokens of a run that have reached the edge by now to the transcript."""
         emitted = worker.emitted_tokens(run)
+        delay = self.link_delay + request.trip
         times = (
-            [at + self.link_delay for at in worker.step_ends[run.first_token_step : run.first_token_step + emitted]]
+            [at + delay for at in worker.step_ends[run.first_token_step : run.first_token_step + emitted]]
             if emitted
             else []
         )
-        while times and times[-1] > now:
+        while times and times[-1] > now + request.trip:
             times.pop()
         transcript = request.transcript
         if times and not transcript.arrivals and request.tenant.backlog is None:
