@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import merge
 
+from penstock.simulator.mesh.edge import RegionBorder
 from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.mesh.mesh import SimMesh
 from penstock.simulator.mesh.worker import SimWorker
@@ -30,11 +31,13 @@ class Simulation:
         scenario: Scenario,
         new_mesh: Callable[[Scenario, SimEventQueue], SimMesh] = SimMesh,
         *,
-        events: SimEventQueue | None = None,  # that other simulations share; None: none does
+        events: SimEventQueue | None = None,  # that the simulations of all regions share; None: there are no regions
+        border: RegionBorder | None = None,
     ) -> None:
         self.scenario = scenario
         self.events = SimEventQueue() if events is None else events  # an empty queue is false
         self.mesh = new_mesh(scenario, self.events)
+        self.mesh.edge.border = border
         self.depth_samples = DepthSamples()
         self._arrivals = _arrivals(scenario)
         self._has_arrivals = True

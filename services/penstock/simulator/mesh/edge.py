@@ -55,8 +55,14 @@ class EdgePeers(Protocol):
 class RegionBorder(Protocol):
     """The border of a region, over which requests leave it."""
 
+    @property
+    def region(self) -> str: ...
+
+    def redirect(self, request: SimRequest) -> bool:
+        """Let another region serve a request because this one, its own, is lost. Return False if it is not lost."""
+
     def offer(self, request: SimRequest, error: Overloaded) -> bool:
-        """Offer a request that this region has rejected to another one. Return False if there is none to offer it to."""
+        """Offer a request that its region has rejected to another one. Return False if there is none to offer it to."""
 
     def on_guest_rejected(self, request: SimRequest, error: PenstockError) -> None:
         """This region has rejected the guest `request`, which goes back."""
@@ -140,6 +146,8 @@ class SimEdge:
         )
         request.priority = tenant.priority
         request.max_output_tokens = _declared_tokens(tenant, offered.output_tokens, request.rng)
+        if self.border:
+            request.home = request.region = self.border.region
         self._ledger.requests.append(request)
         return request
 
@@ -152,7 +160,7 @@ class SimEdge:
 
     def _attempt(self, request: SimRequest, held_at: float | None = None) -> None:
         """Enqueue a request, or hold it. A request that was held keeps the time of its arrival."""
-        if request.has_ended:
+        if request.has_ended or (self.border and self.border.redirect(request)):
             return
         if not self._peers.is_served:
             request.was_held = True
@@ -161,6 +169,7 @@ class SimEdge:
             return
         now, client = self._events.now, request.tenant.client
         request.attempts += 1
+        request.offers = 0
         request.submitted_at = now if held_at is None else held_at
         ticket = self._new_ticket(request)
         if self.admission_filter and (error := self.admission_filter.check(ticket, now)):
@@ -365,6 +374,7 @@ class SimEdge:
             attempt=attempt,
             prefix_hashes=self._block_hashes(request) if self._salts and self._places_by_prefix else b"",
             avoid_workers=avoid_workers,
+            away=request.away,
         )
 
     def _prompt_content(self, request: SimRequest, emitted: int) -> PromptContent:

@@ -34,8 +34,9 @@ class SimRequest:
     was_held: bool = False  # it arrived while the model had no worker
     home: str = ""  # region of its client; empty: the scenario has no regions
     region: str = ""  # whose edge has it
-    is_guest: bool = False  # that region is not its own, and has admitted it as a guest
+    away: float = 0.0  # s of its TTFT target that a guest spends outside of that region; 0: not a guest
     trip: float = 0.0  # s from that region to its client, beside the links of a mesh
+    offers: int = 0  # to other regions, of the current attempt
     engine_tokens: int = 0  # positions that engines computed for it, over all attempts
     cached_tokens: int = 0  # positions that engines found in their caches, over all attempts
 
@@ -43,6 +44,10 @@ class SimRequest:
     def name(self) -> str:
         """A name that no other request has, in any region."""
         return f"{self.home}{'/' if self.home else ''}{self.transcript.number}"
+
+    @property
+    def is_guest(self) -> bool:
+        return self.away > 0
 
     @property
     def has_ended(self) -> bool:

@@ -8,27 +8,105 @@ from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.mesh.request import SimRequest
 from penstock.simulator.regions.scenario import RegionsScenario
 
+MAX_OFFERS = 2  # of one attempt
+
 
 class SimBorder:
-    """The borders of one region, towards all others. A frame reaches another region after `delay`."""
+    """The border of one region. A frame reaches another region after `delay`."""
 
     def __init__(
-        self, region: str, scenario: RegionsScenario, events: SimEventQueue, edges: Mapping[str, SimEdge]
+        self, region: str, scenario: RegionsScenario, events: SimEventQueue, borders: Mapping[str, "SimBorder"]
     ) -> None:
-        """`edges`: by region, in order of preference. They may be added later."""
-        self.offered = 0  # requests, over all tries
-        self._region = region
+        """`borders`: of all regions, in order of preference. They may be added later."""
+        self.region = region
+        self.edge: SimEdge
+        self.is_lost = False
+        self.offered: list[float] = []  # s; when a request was offered to another region
+        self.refused = 0  # of these offers
         self._delay = scenario.delay
+        self._client_retry = scenario.client_retry
         self._spills = scenario.spills
         self._events = events
-        self._edges = edges
+        self._borders = borders
+        self._rejected_until: dict[tuple[str, int], float] = {}  # by region and class, s
+
+    # The protocol `RegionBorder`.
 
     def offer(self, request: SimRequest, error: Overloaded) -> bool:
-        chosen = self._choose(request) if self._spills else ""
-        if not chosen:
+        region = self._choose(request) if self._spills and request.offers < MAX_OFFERS else ""
+        if not region:
             return False
-        self.offered += 1
-        self.move(request, chosen, is_guest=True)
-        edge = self._edges[chosen]
-        self._events.schedule(self._events.now + self._delay, edge.on_guest, request)
+        now = self._events.now
+        self.offered.append(now)
+        request.offers += 1
+        request.away = 2 * self._delay + now - request.submitted_at
+        self.move(request, region)
+        self._send(self._borders[region].edge.on_guest, request)
         return True
+
+    def on_guest_rejected(self, request: SimRequest, error: PenstockError) -> None:
+        self._send(self._borders[request.home].take_back, request, self.region, error)
+
+    def recall(self, request: SimRequest) -> None:
+        if request.is_guest:
+            self.move(request, request.home)
+
+    def redirect(self, request: SimRequest) -> bool:
+        region = self._next_region() if self.is_lost and request.region == self.region else ""
+        if region:
+            self.move(request, region)
+            at = self._events.now + self._client_retry
+            self._events.schedule(at, self._borders[region].edge.take_over, request)
+        return bool(region)
+
+    def edge_of(self, request: SimRequest) -> SimEdge:
+        return self._borders[request.region].edge
+
+    # Called by other borders.
+
+    def take_back(self, request: SimRequest, region: str, error: PenstockError) -> None:
+        """Continue with a request of this region that `region` has rejected: offer it to the next one, or refuse it."""
+        self.refused += 1
+        self._rejected_until[region, request.priority] = self._events.now + (error.retry_after or 0.0)
+        if request.has_ended or request.region != region:  # its client has left
+            return
+        self.move(request, self.region)
+        self.edge.on_guest_returned(request, error)
+
+    def move(self, request: SimRequest, region: str) -> None:
+        """Let the edge of `region` have a request from now on."""
+        if request.region != region:
+            self._borders[request.region].edge.open_requests -= 1
+            self._borders[region].edge.open_requests += 1
+            request.region = region
+        is_home = region == request.home
+        request.trip = 0.0 if is_home else self._delay
+        if is_home:
+            request.away = 0.0
+
+    # Loss of the region.
+
+    def lose(self) -> None:
+        """Let the clients of this region, which is lost, resume in the next one, and take its guests home."""
+        self.is_lost = True
+        for request in self.edge.give_all():
+            if request.home == self.region:
+                self.redirect(request)
+            else:
+                self.move(request, request.home)
+                self._send(self._borders[request.home].edge.take_over, request)
+
+    def _next_region(self) -> str:
+        """Return the region that serves the clients of this one while it is lost; empty if all are lost."""
+        return next((name for name, each in self._borders.items() if not each.is_lost), "")
+
+    def _choose(self, request: SimRequest) -> str:
+        now = self._events.now
+        for name, border in self._borders.items():
+            until = self._rejected_until.get((name, request.priority), 0.0)
+            if name != self.region and not border.is_lost and until <= now:
+                return name
+        return ""
+
+    def _send(self, callback: object, *frame: object) -> None:
+        self._events.schedule_after(self._delay, callback, frame)  # type: ignore[arg-type]
