@@ -169,7 +169,7 @@ class SimEdge:
             return
         now, client = self._events.now, request.tenant.client
         request.attempts += 1
-        request.offers = 0
+        request.offered_to = ()
         request.submitted_at = now if held_at is None else held_at
         ticket = self._new_ticket(request)
         if self.admission_filter and (error := self.admission_filter.check(ticket, now)):

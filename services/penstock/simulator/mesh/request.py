@@ -36,7 +36,7 @@ class SimRequest:
     region: str = ""  # whose edge has it
     away: float = 0.0  # s of its TTFT target that a guest spends outside of that region; 0: not a guest
     trip: float = 0.0  # s from that region to its client, beside the links of a mesh
-    offers: int = 0  # to other regions, of the current attempt
+    offered_to: tuple[str, ...] = ()  # regions, of the current attempt
     engine_tokens: int = 0  # positions that engines computed for it, over all attempts
     cached_tokens: int = 0  # positions that engines found in their caches, over all attempts
 
@@ -48,6 +48,11 @@ class SimRequest:
     @property
     def is_guest(self) -> bool:
         return self.away > 0
+
+    @property
+    def is_away(self) -> bool:
+        """Whether another region than its own has it, or has ended it."""
+        return self.region != self.home
 
     @property
     def has_ended(self) -> bool:

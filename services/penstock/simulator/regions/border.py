@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 
 from penstock.chassis.errors import Overloaded, PenstockError
+from penstock.edge.regions.spill import OfferClass, SpillPolicy
 from penstock.simulator.mesh.edge import SimEdge
 from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.mesh.request import SimRequest
+from penstock.simulator.mesh.worker import MODEL
 from penstock.simulator.regions.scenario import RegionsScenario
 
-MAX_OFFERS = 2  # of one attempt
+MAX_WAITED_S = 0.05  # s; the rejection of a request that has waited longer at home says nothing of others
 
 
 class SimBorder:
@@ -21,25 +23,30 @@ class SimBorder:
         self.region = region
         self.edge: SimEdge
         self.is_lost = False
-        self.offered: list[float] = []  # s; when a request was offered to another region
+        self.offered = 0  # requests of this region, to other ones
         self.refused = 0  # of these offers
         self._delay = scenario.delay
         self._client_retry = scenario.client_retry
-        self._spills = scenario.spills
         self._events = events
         self._borders = borders
-        self._rejected_until: dict[tuple[str, int], float] = {}  # by region and class, s
+        names = [each.name for each in scenario.regions]
+        self._policy = SpillPolicy([each for each in names if each != region])
+        self._all_regions = frozenset(names) if scenario.spills else frozenset()
+        for each in self._all_regions - {region}:
+            self._policy.on_up(each)
 
     # The protocol `RegionBorder`.
 
     def offer(self, request: SimRequest, error: Overloaded) -> bool:
-        region = self._choose(request) if self._spills and request.offers < MAX_OFFERS else ""
-        if not region:
-            return False
         now = self._events.now
-        self.offered.append(now)
-        request.offers += 1
-        request.away = 2 * self._delay + now - request.submitted_at
+        region = self._policy.choose(
+            _class_of(request), request.prompt_tokens, self._all_regions, tried=request.offered_to, now=now
+        )
+        if region is None:
+            return False
+        self.offered += 1
+        request.offered_to = (*request.offered_to, region)
+        request.away = self._policy.trip(region) + now - request.submitted_at
         self.move(request, region)
         self._send(self._borders[region].edge.on_guest, request)
         return True
@@ -67,7 +74,10 @@ class SimBorder:
     def take_back(self, request: SimRequest, region: str, error: PenstockError) -> None:
         """Continue with a request of this region that `region` has rejected: offer it to the next one, or refuse it."""
         self.refused += 1
-        self._rejected_until[region, request.priority] = self._events.now + (error.retry_after or 0.0)
+        self._policy.on_answer(region, 2 * self._delay)
+        if request.away <= self._policy.trip(region) + MAX_WAITED_S:
+            offered, tokens = _class_of(request), request.prompt_tokens
+            self._policy.on_rejected(region, offered, tokens, error.retry_after, self._events.now)
         if request.has_ended or request.region != region:  # its client has left
             return
         self.move(request, self.region)
@@ -84,11 +94,27 @@ class SimBorder:
         if is_home:
             request.away = 0.0
 
-    # Loss of the region.
+    # Loss of a region.
+
+    def on_region_lost(self, region: str) -> None:
+        if region != self.region:
+            self._policy.on_down(region)
+
+    def on_region_returned(self, region: str) -> None:
+        if region != self.region:
+            self._policy.on_up(region)
+
+    def restore(self) -> None:
+        """Serve requests again."""
+        self.is_lost = False
+        for border in self._borders.values():
+            border.on_region_returned(self.region)
 
     def lose(self) -> None:
         """Let the clients of this region, which is lost, resume in the next one, and take its guests home."""
         self.is_lost = True
+        for border in self._borders.values():
+            border.on_region_lost(self.region)
         for request in self.edge.give_all():
             if request.home == self.region:
                 self.redirect(request)
@@ -100,13 +126,9 @@ class SimBorder:
         """Return the region that serves the clients of this one while it is lost; empty if all are lost."""
         return next((name for name, each in self._borders.items() if not each.is_lost), "")
 
-    def _choose(self, request: SimRequest) -> str:
-        now = self._events.now
-        for name, border in self._borders.items():
-            until = self._rejected_until.get((name, request.priority), 0.0)
-            if name != self.region and not border.is_lost and until <= now:
-                return name
-        return ""
-
     def _send(self, callback: object, *frame: object) -> None:
         self._events.schedule_after(self._delay, callback, frame)  # type: ignore[arg-type]
+
+
+def _class_of(request: SimRequest) -> OfferClass:
+    return OfferClass(MODEL, request.priority)

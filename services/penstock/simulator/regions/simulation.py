@@ -55,7 +55,5 @@ class RegionsSimulation:
     def _lose(self, loss: RegionLoss) -> None:
         self.borders[loss.region].lose()
         if loss.returns_after:
-            self.events.schedule(loss.lost_at + loss.returns_after, self._return, loss.region)
-
-    def _return(self, region: str) -> None:
-        self.borders[region].is_lost = False
+            returns_at = loss.lost_at + loss.returns_after
+            self.events.schedule(returns_at, self.borders[loss.region].restore)
