@@ -53,14 +53,15 @@ class SimulationLedger:
     def deliver(self, request: SimRequest, worker: SimWorker, run: SimRun, now: float) -> None:
         """Append the tokens of a run that have reached the edge by now to the transcript."""
         emitted = worker.emitted_tokens(run)
-        delay = self.link_delay + request.trip
         times = (
-            [at + delay for at in worker.step_ends[run.first_token_step : run.first_token_step + emitted]]
+            [at + self.link_delay for at in worker.step_ends[run.first_token_step : run.first_token_step + emitted]]
             if emitted
             else []
         )
-        while times and times[-1] > now + request.trip:
+        while times and times[-1] > now:
             times.pop()
+        if request.trip:
+            times = [at + request.trip for at in times]
         transcript = request.transcript
         if times and not transcript.arrivals and request.tenant.backlog is None:
             self.first_tokens += 1
