@@ -15,22 +15,36 @@ from penstock.bench.report import figures_table, summary_lines
 from penstock.cli.tables import stderr_console, stdout_console
 from penstock.simulator.capacity_plan import knee_load
 from penstock.simulator.errors import ScenarioError
+from penstock.simulator.regions.scenario import RegionsScenario
+from penstock.simulator.regions.scenario_file import read_any_scenario
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.report.plot import plot_simulations
 from penstock.simulator.scenario import Scenario
-from penstock.simulator.scenario_file import read_scenario
 from penstock.simulator.simulation import Simulation, SimulationProgressFn
 from penstock.worker.engine.simulated.step_time import read_step_time_model
 
 SimulationRun = tuple[Simulation, dict[str, Any]]
 
 
-def load_scenario(path: Path, seed: int | None, step_time_file: Path | None) -> Scenario:
-    """Read a scenario; `step_time_file`: the step time model of every worker, if it is given. Raises UsageError."""
+def load_scenario(path: Path, seed: int | None, step_time_file: Path | None) -> Scenario | RegionsScenario:
+    """Read a scenario; `step_time_file`: the step time model of every worker, if it is given. Raises UsageError.
+
+    `seed` is that of the first region; those of further regions follow.
+    """
     try:
-        scenario = read_scenario(path)
+        scenario = read_any_scenario(path)
     except ScenarioError as error:
         raise click.UsageError(str(error)) from error
+    if isinstance(scenario, RegionsScenario):
+        regions = [
+            _changed(each, None if seed is None else seed + place, step_time_file)
+            for place, each in enumerate(scenario.regions)
+        ]
+        return replace(scenario, regions=regions)
+    return _changed(scenario, seed, step_time_file)
+
+
+def _changed(scenario: Scenario, seed: int | None, step_time_file: Path | None) -> Scenario:
     if step_time_file is not None:
         scenario = _with_step_time(scenario, step_time_file)
     return scenario if seed is None else replace(scenario, seed=seed)

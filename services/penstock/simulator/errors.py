@@ -7,3 +7,4 @@ class ScenarioError(ValueError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}" if field else message)
         self.field = field
+        self.message = message

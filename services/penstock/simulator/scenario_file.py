@@ -20,7 +20,7 @@ from penstock.simulator.scenario import (
     WorkerLoss,
 )
 from penstock.simulator.scenario_table import ScenarioTable
-from penstock.simulator.traffic.arrivals import ArrivalProcess, Bursty, Poisson, RateWindow, Regular
+from penstock.simulator.traffic.arrivals import ArrivalProcess, Bursty, Diurnal, Poisson, RateWindow, Regular
 from penstock.simulator.traffic.backlog import Backlog
 from penstock.simulator.traffic.demand import (
     Demand,
@@ -43,11 +43,15 @@ ENGINES = ("fast", "exact")
 
 def read_scenario(path: Path) -> Scenario:
     """Read a scenario file; raises ScenarioError. Paths of traces are relative to the file's folder."""
+    return scenario_of(read_values(path), path.parent, path.stem)
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """Return the tables of a file. Raises ScenarioError."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ScenarioError("", f"{path} cannot be read: {error}") from error
-    return scenario_of(values, path.parent, path.stem)
 
 
 def scenario_of(values: Mapping[str, Any], folder: Path = Path(), name: str = "scenario") -> Scenario:
@@ -201,11 +205,14 @@ def _client_behavior(table: ScenarioTable) -> ClientBehavior:
 
 def _arrivals(table: ScenarioTable) -> ArrivalProcess:
     kind, rate = (
-        table.text("kind", "poisson", choices=("poisson", "bursty", "regular")),
+        table.text("kind", "poisson", choices=("poisson", "bursty", "diurnal", "regular")),
         table.number("rate", is_exclusive=True),
     )
     if kind == "bursty":
         return Bursty(rate, mean_on_s=table.number("on", is_exclusive=True), mean_off_s=table.number("off"))
+    if kind == "diurnal":
+        period = table.number("period", is_exclusive=True)
+        return Diurnal(rate, period, table.number("amplitude", maximum=1.0), table.number("peak_at", 0.0))
     if kind == "regular":
         return Regular(rate)
     return Poisson(rate, table.sections("windows", _rate_window))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import merge
 
+from penstock.simulator.mesh.edge import RegionBorder
 from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.mesh.mesh import SimMesh
 from penstock.simulator.mesh.worker import SimWorker
@@ -25,10 +26,18 @@ class DepthSamples:
 class Simulation:
     """Runs arrivals for `duration`, then up to `drain` for active requests; requests left then are unfinished."""
 
-    def __init__(self, scenario: Scenario, new_mesh: Callable[[Scenario, SimEventQueue], SimMesh] = SimMesh) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        new_mesh: Callable[[Scenario, SimEventQueue], SimMesh] = SimMesh,
+        *,
+        events: SimEventQueue | None = None,  # that the simulations of all regions share; None: there are no regions
+        border: RegionBorder | None = None,
+    ) -> None:
         self.scenario = scenario
-        self.events = SimEventQueue()
+        self.events = SimEventQueue() if events is None else events  # an empty queue is false
         self.mesh = new_mesh(scenario, self.events)
+        self.mesh.edge.border = border
         self.depth_samples = DepthSamples()
         self._arrivals = _arrivals(scenario)
         self._has_arrivals = True
@@ -44,18 +53,24 @@ class Simulation:
 
     def run(self, progress: SimulationProgressFn | None = None) -> "Simulation":
         scenario, slices = self.scenario, 0
-        while self.events.now < scenario.duration + scenario.drain and (
-            self._has_arrivals or self.mesh.batches.has_work or self.mesh.edge.open_requests
-        ):
+        while self.events.now < scenario.duration + scenario.drain and self.has_work:
             slices += 1
             self.events.run(until=slices * scenario.sample_every)
-            self._sample()
+            self.sample()
             if progress:
                 progress(self)
+        self.close()
+        return self
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._has_arrivals or self.mesh.batches.has_work or self.mesh.edge.open_requests)
+
+    def close(self) -> None:
+        """End what is left, and account for it."""
         self.mesh.edge.close()
         for worker in self.worker_lives:
             worker.catch_up()
-        return self
 
     def _on_arrival(self, arrived: tuple[SimTenant, OfferedRequest] | None = None) -> None:
         """Start one request and schedule the next, so that the event queue never holds a whole trace."""
@@ -68,7 +83,7 @@ class Simulation:
         at, _, tenant, request = following
         self.events.schedule(at, self._on_arrival, (tenant, request))
 
-    def _sample(self) -> None:
+    def sample(self) -> None:
         self.ledger.service.close_slice()
         self.depth_samples.times.append(self.events.now)
         self.depth_samples.depth.append(dict(self.ledger.depth))

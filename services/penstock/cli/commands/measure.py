@@ -176,12 +176,17 @@ def simulate(
     from penstock.cli import capacity_plan
     from penstock.cli.simulate import load_scenario
     from penstock.cli.simulate import simulate as run_simulation
+    from penstock.cli.simulate_regions import simulate_regions
+    from penstock.simulator.regions.scenario import RegionsScenario
 
     if scenario is None:
         message = "name a SCENARIO.toml to run, or --calibrate to measure the engine"
         raise click.UsageError(message)
     loaded = load_scenario(scenario, seed, step_time)
-    if target_share:
+    if isinstance(loaded, RegionsScenario):
+        _check_exclusive(("a scenario of several regions", scenario), ("--plan", target_share), ("--compare", compared))
+        simulate_regions(loaded, plot, as_json=as_json)
+    elif target_share:
         capacity_plan.show_plan(loaded, target_share, plot, as_json=as_json)
     elif compared:
         if plot is None:

@@ -1,7 +1,7 @@
 """Spill policy: which region a rejected request is offered to next. Pure; `now` is passed in.
 
-What a region said holds for a time: after a rejection it is not offered requests of the same model and class for the
-time that the rejection names. A region whose stream is down is offered nothing.
+What a region said holds for a time: after a rejection it is not offered requests of the same model and class that have
+at least as many tokens, for the time that the rejection names. A region whose stream is down is offered nothing.
 """
 
 from collections.abc import Collection, Iterable
@@ -26,16 +26,24 @@ class OfferClass(NamedTuple):
     priority: int  # as granted
 
 
+class _Rejection(NamedTuple):
+    """What a region said of a request, which holds for those that are at least as large."""
+
+    until: float  # s
+    tokens: int  # of its prompt
+
+
 @dataclass(slots=True)
 class _Region:
     """The state of one region, as its answers show it."""
 
     is_up: bool = False
     trip: float = INITIAL_TRIP_S  # s, there and back
-    rejected_until: dict[OfferClass, float] = field(default_factory=dict)  # oldest first
+    rejections: dict[OfferClass, _Rejection] = field(default_factory=dict)  # oldest first
 
-    def may_take(self, offered: OfferClass, now: float) -> bool:
-        return self.is_up and self.rejected_until.get(offered, -inf) <= now
+    def may_take(self, offered: OfferClass, tokens: int, now: float) -> bool:
+        rejection = self.rejections.get(offered)
+        return self.is_up and (rejection is None or rejection.until <= now or tokens < rejection.tokens)
 
 
 class SpillPolicy:
@@ -54,27 +62,33 @@ class SpillPolicy:
         up = [name for name, region in self._regions.items() if region.is_up]
         return f"<SpillPolicy {len(up)}/{len(self._regions)} regions up>"
 
-    def can_spill(self, offered: OfferClass, allowed: Collection[str] | None, now: float) -> bool:
-        """Return whether a region may take a request at present."""
-        return self.choose(offered, allowed, now=now) is not None
+    def can_spill(self, offered: OfferClass, tokens: int, allowed: Collection[str] | None, now: float) -> bool:
+        """Return whether a region may take a request with a prompt of `tokens` at present."""
+        return self.choose(offered, tokens, allowed, now=now) is not None
 
     def choose(
         self,
         offered: OfferClass,
+        tokens: int,
         allowed: Collection[str] | None,
         *,
         tried: Collection[str] = (),
         time_left: float = inf,
         now: float,
     ) -> str | None:
-        """Return the region to offer a request to; None if it stays.
+        """Return the region to offer a request with a prompt of `tokens` to; None if it stays.
 
         tried: regions that this request was offered to. time_left: s until its deadline, which the trip must leave.
         """
         if not allowed or offered.priority in self._stay or len(tried) >= MAX_OFFERS:
             return None
         for name, region in self._regions.items():
-            if name in allowed and name not in tried and region.trip < time_left and region.may_take(offered, now):
+            if (
+                name in allowed
+                and name not in tried
+                and region.trip < time_left
+                and region.may_take(offered, tokens, now)
+            ):
                 return name
         return None
 
@@ -95,16 +109,16 @@ class SpillPolicy:
         trip = took if took < state.trip else state.trip + TRIP_WEIGHT * (took - state.trip)
         state.trip = min(MAX_TRIP_S, max(0.0, trip))
 
-    def on_rejected(self, region: str, offered: OfferClass, retry_after: float | None, now: float) -> None:
-        """The region has rejected a request, and would reject similar ones for `retry_after` s."""
+    def on_rejected(self, region: str, offered: OfferClass, tokens: int, retry_after: float | None, now: float) -> None:
+        """The region has rejected a request, and would reject larger ones for `retry_after` s, too."""
         low, high = RETRY_AFTER_RANGE_S
         wait = DEFAULT_RETRY_AFTER_S if retry_after is None else min(high, max(low, retry_after))
-        remembered = self._regions[region].rejected_until
+        remembered = self._regions[region].rejections
         remembered.pop(offered, None)
-        remembered[offered] = now + wait
+        remembered[offered] = _Rejection(now + wait, tokens)
         if len(remembered) > MAX_REMEMBERED:
             del remembered[next(iter(remembered))]
 
     def on_unanswered(self, region: str, offered: OfferClass, now: float) -> None:
         """The region has not answered an offer in time."""
-        self.on_rejected(region, offered, UNANSWERED_RETRY_S, now)
+        self.on_rejected(region, offered, 0, UNANSWERED_RETRY_S, now)

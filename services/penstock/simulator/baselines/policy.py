@@ -21,6 +21,7 @@ Options = Mapping[str, float]
 
 # Share of the TTFT target that a prediction may reach; a policy without this option has no TTFT targets.
 HEADROOM_OPTION = "ttft_headroom"
+GUEST_SHARE_OPTION = "guest_share"
 
 
 class BaselineSchedulingPolicy(SchedulingPolicy, Protocol):
@@ -60,7 +61,10 @@ class BaselinePolicy:
             return TtftTargets()
         classes = Priority.PRIORITY_INTERACTIVE, Priority.PRIORITY_STANDARD
         return ExemptingTtftTargets(
-            {int(each): ttft_target for each in classes}, options[HEADROOM_OPTION], exempt_tickets=exempt_tickets
+            {int(each): ttft_target for each in classes},
+            headroom=options[HEADROOM_OPTION],
+            guest_share=options[GUEST_SHARE_OPTION],
+            exempt_tickets=exempt_tickets,
         )
 
     def rejection(self) -> Overloaded:
@@ -102,7 +106,10 @@ def _new_round_robin(clock: Clock, options: Options) -> RoundRobin:
 
 
 POLICIES: Mapping[str, BaselinePolicy] = {
-    "penstock": BaselinePolicy(factory=None, options={HEADROOM_OPTION: TtftTargets().headroom}),
+    "penstock": BaselinePolicy(
+        factory=None,
+        options={HEADROOM_OPTION: TtftTargets().headroom, GUEST_SHARE_OPTION: TtftTargets().guest_share},
+    ),
     "fair": BaselinePolicy(factory=None),  # the same without TTFT targets: no limit on waiting times
     "fifo": BaselinePolicy(factory=_new_fifo, is_bounded=False, cancels_abandoned=False),
     "fifo_connected": BaselinePolicy(factory=_new_fifo, is_bounded=False),

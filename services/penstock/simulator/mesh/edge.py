@@ -52,6 +52,28 @@ class EdgePeers(Protocol):
         """The number of held requests has changed."""
 
 
+class RegionBorder(Protocol):
+    """The border of a region, over which requests leave it."""
+
+    @property
+    def region(self) -> str: ...
+
+    def redirect(self, request: SimRequest) -> bool:
+        """Let another region serve a request because this one, its own, is lost. Return False if it is not lost."""
+
+    def offer(self, request: SimRequest, error: Overloaded) -> bool:
+        """Offer a request that its region has rejected to another one. Return False if there is none to offer it to."""
+
+    def on_guest_rejected(self, request: SimRequest, error: PenstockError) -> None:
+        """This region has rejected the guest `request`, which goes back."""
+
+    def recall(self, request: SimRequest) -> None:
+        """The client of `request` has withdrawn its attempt; the next one begins in its own region."""
+
+    def edge_of(self, request: SimRequest) -> "SimEdge":
+        """Return the edge that has the request."""
+
+
 class StartedRun(NamedTuple):
     """A run that an edge has started."""
 
@@ -79,6 +101,7 @@ class SimEdge:
     ) -> None:
         self.open_requests = 0  # requests that have not ended
         self.admission_filter = admission_filter
+        self.border: RegionBorder | None = None
         self._events = events
         self._peers = peers
         self._ledger = ledger
@@ -123,6 +146,8 @@ class SimEdge:
         )
         request.priority = tenant.priority
         request.max_output_tokens = _declared_tokens(tenant, offered.output_tokens, request.rng)
+        if self.border:
+            request.home = request.region = self.border.region
         self._ledger.requests.append(request)
         return request
 
@@ -135,7 +160,7 @@ class SimEdge:
 
     def _attempt(self, request: SimRequest, held_at: float | None = None) -> None:
         """Enqueue a request, or hold it. A request that was held keeps the time of its arrival."""
-        if request.has_ended:
+        if request.has_ended or (self.border and self.border.redirect(request)):
             return
         if not self._peers.is_served:
             request.was_held = True
@@ -144,6 +169,7 @@ class SimEdge:
             return
         now, client = self._events.now, request.tenant.client
         request.attempts += 1
+        request.offered_to = ()
         request.submitted_at = now if held_at is None else held_at
         ticket = self._new_ticket(request)
         if self.admission_filter and (error := self.admission_filter.check(ticket, now)):
@@ -158,19 +184,26 @@ class SimEdge:
             request.has_ended
             or request.attempts != attempts
             or request.ticket is None
-            or self._has_first_token(request)
+            or self._edge_of(request).has_first_token(request)
         ):
             return
-        self._withdraw_attempt(request)
+        self._edge_of(request).withdraw_attempt(request)
+        if self.border:
+            self.border.recall(request)
         if request.attempts > request.tenant.client.retries:
-            self._end(request, CANCELLED)
+            self.end(request, CANCELLED)
         else:
             self._retry_later(request, 0.0)
 
     def _abandon(self, request: SimRequest, outcome: str, code: str) -> None:
         if not request.has_ended:
-            self._withdraw_attempt(request)
-            self._end(request, outcome, code)
+            edge = self._edge_of(request)
+            edge.withdraw_attempt(request)
+            edge.end(request, outcome, code)
+
+    def _edge_of(self, request: SimRequest) -> "SimEdge":
+        """Return the edge that has the request: this one, or one of another region."""
+        return self.border.edge_of(request) if self.border else self
 
     def _retry_later(self, request: SimRequest, retry_after: float) -> None:
         backoff = request.tenant.client.backoff * 2 ** (request.attempts - 1) * (0.5 + request.rng.random())
@@ -191,7 +224,7 @@ class SimEdge:
     def on_line_stopped(self, line_id: str) -> None:
         request = self._lines.get(line_id)
         if request and request.line:
-            self._withdraw_attempt(request)
+            self.withdraw_attempt(request)
             self._give_back(request, 0.0)
 
     def _give_back(self, request: SimRequest, retry_after: float) -> None:
@@ -209,6 +242,32 @@ class SimEdge:
             output_tokens=request.output_tokens,
         )
         self._peers.send_line_ended(ended)
+
+    # Called by edges of other regions.
+
+    def on_guest(self, request: SimRequest) -> None:
+        """Enqueue a request that another region has rejected."""
+        if not request.has_ended:
+            self._enqueue(request, self._new_ticket(request))
+
+    def on_guest_returned(self, request: SimRequest, error: PenstockError) -> None:
+        """Continue with a request of this region that no other region has admitted."""
+        if not request.has_ended:
+            self._refuse(request, error)
+
+    def take_over(self, request: SimRequest) -> None:
+        """Continue a request of a region that is lost, after the tokens that its client has."""
+        if not request.has_ended:
+            self._attempt(request)
+
+    def give_all(self) -> list[SimRequest]:
+        """Take all open requests out of this mesh, which is lost. Batch lines stay."""
+        waiting = [request for request, _ in self._waiting.values()]
+        running = [each.request for each in self._started_runs.values() if each.request.run is each.run]
+        given = [each for each in (*waiting, *running) if not each.line]
+        for request in given:
+            self.withdraw_attempt(request)
+        return given
 
     # Called by the queue.
 
@@ -242,14 +301,15 @@ class SimEdge:
 
     def on_rejection_windows(self, ticket_id: str, windows: Iterable[RejectionWindow]) -> None:
         """The queue has admitted a ticket and reports which demand it would reject behind it."""
-        if self.admission_filter and (waiting := self._waiting.get(ticket_id)):
+        waiting = self._waiting.get(ticket_id)
+        if self.admission_filter and waiting and not waiting[0].is_guest:
             self.admission_filter.on_queued(waiting[1], windows, self._events.now)
 
     def on_shed(self, ticket_id: str, error: PenstockError, windows: Iterable[RejectionWindow]) -> None:
         if ticket_id not in self._waiting:
             return
         request, ticket = self._remove_waiting(ticket_id)
-        if self.admission_filter and isinstance(error, Overloaded):
+        if self.admission_filter and isinstance(error, Overloaded) and not request.is_guest:
             self.admission_filter.on_shed(ticket, windows, error, self._events.now)
         if request.ticket is ticket:
             request.ticket = None
@@ -257,13 +317,20 @@ class SimEdge:
 
     def _on_rejected(self, request: SimRequest, error: PenstockError) -> None:
         self._rejections += 1
-        code = error.code.name
         if request.line:
             self._give_back(request, error.retry_after or 0.0)
-        elif code in RETRIED_CODES and request.attempts <= request.tenant.client.retries:
+        elif request.is_guest and self.border:
+            self.border.on_guest_rejected(request, error)
+        elif not (self.border and isinstance(error, Overloaded) and self.border.offer(request, error)):
+            self._refuse(request, error)
+
+    def _refuse(self, request: SimRequest, error: PenstockError) -> None:
+        """Answer a client with an error. It may retry."""
+        code = error.code.name
+        if code in RETRIED_CODES and request.attempts <= request.tenant.client.retries:
             self._retry_later(request, error.retry_after or 0.0)
         else:
-            self._end(request, error.reason, code, error.retry_after)
+            self.end(request, error.reason, code, error.retry_after)
 
     # Called by workers.
 
@@ -275,7 +342,7 @@ class SimEdge:
             self._ledger.deliver(request, worker, run, self._events.now)
             request.ticket = request.run = None
             request.transcript.usage_tokens = request.output_tokens
-            self._end(request, OK)
+            self.end(request, OK)
             if request.line:
                 self._on_line_answered(request)
 
@@ -301,7 +368,7 @@ class SimEdge:
     def _new_ticket(self, request: SimRequest, attempt: int = 1, avoid_workers: tuple[str, ...] = ()) -> QueuedTicket:
         tenant, emitted = request.tenant, request.transcript.tokens
         return QueuedTicket(
-            ticket_id=f"{request.transcript.number}.{request.attempts}",
+            ticket_id=f"{request.name}.{request.attempts}",
             edge=EDGE_ID,
             tenant_id=tenant.name,
             model=MODEL,
@@ -314,6 +381,7 @@ class SimEdge:
             attempt=attempt,
             prefix_hashes=self._block_hashes(request) if self._salts and self._places_by_prefix else b"",
             avoid_workers=avoid_workers,
+            away=request.away,
         )
 
     def _prompt_content(self, request: SimRequest, emitted: int) -> PromptContent:
@@ -335,10 +403,10 @@ class SimEdge:
         self._ledger.count_waiting(ticket, -1)
         return request, ticket
 
-    def _has_first_token(self, request: SimRequest) -> bool:
+    def has_first_token(self, request: SimRequest) -> bool:
         return bool(request.run and self._peers.worker(request.worker).emitted_tokens(request.run))
 
-    def _withdraw_attempt(self, request: SimRequest) -> None:
+    def withdraw_attempt(self, request: SimRequest) -> None:
         """Remove the current attempt from the mesh, whether it waits or runs."""
         ticket, run = request.ticket, request.run
         request.ticket = request.run = None
@@ -354,7 +422,7 @@ class SimEdge:
             self._remove_waiting(ticket.ticket_id)
             self._peers.withdraw(ticket)
 
-    def _end(self, request: SimRequest, outcome: str, code: str = "OK", retry_after: float | None = None) -> None:
+    def end(self, request: SimRequest, outcome: str, code: str = "OK", retry_after: float | None = None) -> None:
         assert not request.has_ended, "a request ends exactly once"
         request.transcript.end(self._events.now, outcome, code, retry_after)
         self.open_requests -= 1
@@ -367,7 +435,7 @@ class SimEdge:
                 self._ledger.deliver(request, worker, run, self._events.now)
         for request in self._ledger.requests:
             if not request.has_ended:
-                self._end(request, "UNFINISHED", "UNFINISHED")
+                self.end(request, "UNFINISHED", "UNFINISHED")
 
 
 def _declared_tokens(tenant: SimTenant, output: int, rng: Random) -> int:

@@ -32,8 +32,27 @@ class SimRequest:
     predicted_ttft: float | None = None  # s, as the queue predicted for the current attempt
     submitted_at: float = 0.0  # s; start of the current attempt
     was_held: bool = False  # it arrived while the model had no worker
+    home: str = ""  # region of its client; empty: the scenario has no regions
+    region: str = ""  # whose edge has it
+    away: float = 0.0  # s of its TTFT target that a guest spends outside of that region; 0: not a guest
+    trip: float = 0.0  # s from that region to its client, beside the links of a mesh
+    offered_to: tuple[str, ...] = ()  # regions, of the current attempt
     engine_tokens: int = 0  # positions that engines computed for it, over all attempts
     cached_tokens: int = 0  # positions that engines found in their caches, over all attempts
+
+    @property
+    def name(self) -> str:
+        """A name that no other request has, in any region."""
+        return f"{self.home}{'/' if self.home else ''}{self.transcript.number}"
+
+    @property
+    def is_guest(self) -> bool:
+        return self.away > 0
+
+    @property
+    def is_away(self) -> bool:
+        """Whether another region than its own has it, or has ended it."""
+        return self.region != self.home
 
     @property
     def has_ended(self) -> bool:

@@ -60,6 +60,8 @@ class SimulationLedger:
         )
         while times and times[-1] > now:
             times.pop()
+        if request.trip:
+            times = [at + request.trip for at in times]
         transcript = request.transcript
         if times and not transcript.arrivals and request.tenant.backlog is None:
             self.first_tokens += 1

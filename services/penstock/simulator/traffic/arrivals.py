@@ -44,6 +44,29 @@ class Poisson:
 
 
 @dataclass(frozen=True, slots=True)
+class Diurnal:
+    """A Poisson process whose rate is a sine wave around `rate`, as that of a day.
+
+    `amplitude`: share of `rate` by which it rises and falls, in [0, 1]. `peak_at`: s of a peak; others follow at
+    multiples of `period_s`.
+    """
+
+    rate: float
+    period_s: float
+    amplitude: float
+    peak_at: float = 0.0
+
+    def times(self, rng: Random, load: float) -> Iterator[float]:
+        """Yield ascending times by thinning a process at the highest rate."""
+        now, peak = 0.0, self.rate * load * (1 + self.amplitude)
+        while peak > 0:
+            now += rng.expovariate(peak)
+            wave = math.cos(2 * math.pi * (now - self.peak_at) / self.period_s)
+            if rng.random() * (1 + self.amplitude) < 1 + self.amplitude * wave:
+                yield now
+
+
+@dataclass(frozen=True, slots=True)
 class Bursty:
     """An on-off process with exponential phases; Poisson at a higher rate in on phases, so that `rate` is the mean."""
 

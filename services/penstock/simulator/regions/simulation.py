@@ -1,0 +1,59 @@
+"""One simulation of several regions: a mesh for each, with one virtual clock."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from penstock.simulator.mesh.event_queue import SimEventQueue
+from penstock.simulator.regions.border import SimBorder
+from penstock.simulator.regions.scenario import RegionLoss, RegionsScenario
+from penstock.simulator.scenario import Scenario, WorkerLoss
+from penstock.simulator.simulation import Simulation
+
+RegionsProgressFn = Callable[["RegionsSimulation"], None]
+
+
+class RegionsSimulation:
+    """Runs the arrivals of all regions, then up to `drain` for active requests."""
+
+    def __init__(self, scenario: RegionsScenario) -> None:
+        self.scenario = scenario
+        self.events = SimEventQueue()
+        self.borders: dict[str, SimBorder] = {}
+        self.regions: dict[str, Simulation] = {}
+        for region in map(self._with_losses, scenario.regions):
+            border = self.borders[region.name] = SimBorder(region.name, scenario, self.events, self.borders)
+            simulation = self.regions[region.name] = Simulation(region, events=self.events, border=border)
+            border.edge = simulation.mesh.edge
+        for loss in scenario.losses:
+            self.events.schedule(loss.lost_at, self._lose, loss)
+
+    def run(self, progress: RegionsProgressFn | None = None) -> "RegionsSimulation":
+        scenario, slices = self.scenario, 0
+        regions = list(self.regions.values())
+        every = regions[0].scenario.sample_every
+        while self.events.now < scenario.duration + scenario.drain and any(each.has_work for each in regions):
+            slices += 1
+            self.events.run(until=slices * every)
+            for each in regions:
+                each.sample()
+            if progress:
+                progress(self)
+        for each in regions:
+            each.close()
+        return self
+
+    def _with_losses(self, region: Scenario) -> Scenario:
+        """Return the scenario of a region whose workers die with it."""
+        lost = [
+            WorkerLoss(worker=worker, lost_at=loss.lost_at, returns_after=loss.returns_after)
+            for loss in self.scenario.losses
+            if loss.region == region.name
+            for worker in range(region.worker_count)
+        ]
+        return replace(region, losses=(*region.losses, *lost)) if lost else region
+
+    def _lose(self, loss: RegionLoss) -> None:
+        self.borders[loss.region].lose()
+        if loss.returns_after:
+            returns_at = loss.lost_at + loss.returns_after
+            self.events.schedule(returns_at, self.borders[loss.region].restore)
