@@ -1,6 +1,5 @@
-"""Several regions under virtual time: what is rejected at home goes to free capacity elsewhere, and a loss is survived."""
+"""Several regions under virtual time: one answers what another rejects, and its clients if that one is lost."""
 
-from dataclasses import replace
 from random import Random
 
 import pytest

@@ -7,12 +7,14 @@ from penstock.edge.regions.spill import (
     INITIAL_TRIP_S,
     MAX_REMEMBERED,
     UNANSWERED_RETRY_S,
+    Offer,
     OfferClass,
     SpillPolicy,
 )
 from penstock.v1.inference_pb2 import PRIORITY_BATCH, PRIORITY_STANDARD
 
-OFFERED = OfferClass("m@d", PRIORITY_STANDARD)
+KIND = OfferClass("m@d", PRIORITY_STANDARD)
+OFFERED = Offer(KIND, tokens=100)
 ALL = ("us", "ap", "sa")
 
 
@@ -50,7 +52,7 @@ def test_a_region_whose_stream_is_down_is_offered_nothing():
 
 def test_classes_that_stay_are_not_offered():
     found = policy(stay=(PRIORITY_BATCH,))
-    assert choose(found, offered=OfferClass("m@d", PRIORITY_BATCH)) is None
+    assert choose(found, offered=Offer(OfferClass("m@d", PRIORITY_BATCH), 100)) is None
     assert choose(found) == "us"
 
 
@@ -60,7 +62,21 @@ def test_a_rejection_holds_for_its_model_and_class_and_the_time_that_it_names():
     assert choose(found, now=11.9) == "ap"
     assert choose(found, now=12.0) == "us"
     for other in (OfferClass("n@d", PRIORITY_STANDARD), OfferClass("m@d", PRIORITY_BATCH)):
-        assert choose(found, now=10.0, offered=other) == "us"
+        assert choose(found, now=10.0, offered=Offer(other, 100)) == "us"
+
+
+def test_a_rejection_holds_for_requests_that_are_at_least_as_large():
+    found = policy(up=("us",))
+    found.on_rejected("us", OFFERED, 2.0, now=10.0)
+    assert [choose(found, now=11.0, offered=Offer(KIND, tokens)) for tokens in (99, 100, 101)] == ["us", None, None]
+    found.on_rejected("us", Offer(KIND, 10), 2.0, now=11.0)
+    assert [choose(found, now=11.0, offered=Offer(KIND, tokens)) for tokens in (9, 10, 99)] == ["us", None, None]
+
+
+def test_the_rejection_of_a_request_that_has_waited_at_home_says_nothing_of_others():
+    found = policy(up=("us",))
+    found.on_rejected("us", OFFERED._replace(waited=0.5), 2.0, now=10.0)
+    assert choose(found, now=10.0) == "us"
 
 
 @pytest.mark.parametrize(("retry_after", "held_s"), [(None, DEFAULT_RETRY_AFTER_S), (1e9, 30.0), (0.0, 0.05)])
@@ -73,7 +89,8 @@ def test_the_time_of_a_rejection_is_bounded(retry_after, held_s):
 
 def test_a_region_that_does_not_answer_is_not_asked_again_at_once():
     found = policy(up=("us",))
-    found.on_unanswered("us", OFFERED, now=10.0)
+    found.on_unanswered("us", KIND, now=10.0)
+    assert not found.can_spill(Offer(KIND, 1), ALL, 10.0)
     assert not found.can_spill(OFFERED, ALL, 10.0)
     assert found.can_spill(OFFERED, ALL, 10.0 + UNANSWERED_RETRY_S)
 
@@ -89,9 +106,9 @@ def test_a_new_stream_may_lead_to_another_edge_so_that_rejections_are_forgotten(
 def test_as_many_rejections_are_remembered_as_may_be():
     found = policy(up=("us",))
     for number in range(MAX_REMEMBERED + 1):
-        found.on_rejected("us", OfferClass(f"m{number}@d", 1), 20.0, now=10.0)
-    assert choose(found, now=10.0, offered=OfferClass("m0@d", 1)) == "us"
-    assert choose(found, now=10.0, offered=OfferClass("m1@d", 1)) is None
+        found.on_rejected("us", Offer(OfferClass(f"m{number}@d", 1), 1), 20.0, now=10.0)
+    assert choose(found, now=10.0, offered=Offer(OfferClass("m0@d", 1), 1)) == "us"
+    assert choose(found, now=10.0, offered=Offer(OfferClass("m1@d", 1), 1)) is None
 
 
 def test_the_trip_follows_the_fastest_answers_and_must_fit_the_deadline():

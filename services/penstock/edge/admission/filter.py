@@ -58,8 +58,9 @@ class CallerClassCache:
 
 log = structlog.get_logger()
 
-# Whether another region may take a request of the caller, with this identity, for the model with this key.
-CanSpill = Callable[[Credential, Identity, str], bool]
+# Whether another region may take a request of the caller, with this identity, for the model with this key and a prompt
+# of so many tokens.
+CanSpill = Callable[[Credential, Identity, str, int], bool]
 IdentityLookup = Callable[[Credential, "Priority.ValueType"], Identity | None]
 
 EDGE_TIER, QUEUE_TIER = "edge", "queue"  # the tier that rejected
@@ -223,19 +224,19 @@ class AdmissionFilter:
         key_id: str,
     ) -> None:
         refusal = self._cache.find(traffic_class, demand)
-        if refusal and not self._may_leave(credential, traffic_class):
+        if refusal and not self._may_leave(credential, traffic_class, demand):
             labels = RejectionLabels(refusal.reason, EDGE_TIER, traffic_class.priority)
             self._record_rejection(
                 labels, estimate, traffic_class, demand.arrived_at, traceparent=traceparent, key_id=key_id
             )
             raise refusal.to_error(demand.arrived_at)
 
-    def _may_leave(self, credential: Credential, traffic_class: TrafficClass) -> bool:
+    def _may_leave(self, credential: Credential, traffic_class: TrafficClass, demand: RequestDemand) -> bool:
         """Return whether another region may take a request that the queue would reject. It passes to the queue then."""
         if self._can_spill is None:
             return False
         identity = self._find_identity(credential, traffic_class.priority)  # type: ignore[arg-type]  # of the enum
-        return identity is not None and self._can_spill(credential, identity, traffic_class.model)
+        return identity is not None and self._can_spill(credential, identity, traffic_class.model, demand.prompt_tokens)
 
     def _record_rejection(
         self,

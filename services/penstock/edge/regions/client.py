@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from penstock.chassis.security.channels import PLAINTEXT, Dialer
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
-from penstock.edge.regions.connection import RegionConnection, offer_class
-from penstock.edge.regions.spill import OfferClass, SpillPolicy
+from penstock.edge.regions.connection import RegionConnection, offer_of
+from penstock.edge.regions.spill import Offer, OfferClass, SpillPolicy
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
 from penstock.v1.stream_pb2 import Hello
 
@@ -54,12 +54,12 @@ class RegionClient:
             for region, connection in self._connections.items():
                 group.create_task(connection.run(), name=f"region {region}")
 
-    def can_spill(self, credential: Credential, identity: Identity, model_key: str) -> bool:
+    def can_spill(self, credential: Credential, identity: Identity, model_key: str, prompt_tokens: int) -> bool:
         """Return whether another region may take a request that the queue would reject."""
         if credential.delegation:
             return False
-        offered = OfferClass(model_key, identity.priority)
-        return self._policy.can_spill(offered, self._allowed_regions(identity), self._runner.now())
+        offer = Offer(OfferClass(model_key, identity.priority), prompt_tokens)
+        return self._policy.can_spill(offer, self._allowed_regions(identity), self._runner.now())
 
     def offer(self, context: RequestContext) -> None:
         """Offer a request to the next region. It ends in the rejection of the queue if none is left."""
@@ -81,7 +81,7 @@ class RegionClient:
             return None
         now = self._runner.now()
         return self._policy.choose(
-            offer_class(context),
+            offer_of(context, now),
             self._allowed_regions(request.identity),
             tried=request.offered_to,
             time_left=request.deadline - now,

@@ -10,7 +10,7 @@ from penstock.edge import series
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
 from penstock.edge.lifecycle.record import RequestState
 from penstock.edge.regions import frames
-from penstock.edge.regions.spill import OfferClass, SpillPolicy
+from penstock.edge.regions.spill import Offer, OfferClass, SpillPolicy
 from penstock.edge.upstreams.runs import RunStream, StreamRunHandle
 from penstock.mesh.v1.region_pb2 import (
     GuestRejected,
@@ -87,7 +87,8 @@ class RegionConnection(RunStream):
     def on_unanswered(self, context: RequestContext) -> None:
         """The region has not answered the offer of a request in time, which may go on elsewhere."""
         _offers.labels(self.region, UNANSWERED).inc()
-        self._policy.on_unanswered(self.region, offer_class(context), self._runner.now())
+        now = self._runner.now()
+        self._policy.on_unanswered(self.region, offer_of(context, now).kind, now)
 
     def cancel(self, handle: int) -> None:
         if self._link:
@@ -140,14 +141,20 @@ class RegionConnection(RunStream):
         if context is None or rejected.handle not in self._offered_at:
             return
         error = error_from_failure(rejected.failure)
-        self._policy.on_answer(self.region, now - self._offered_at[rejected.handle])
+        offered_at = self._offered_at[rejected.handle]
+        self._policy.on_answer(self.region, now - offered_at)
         if error.code in REMEMBERED_CODES:
-            self._policy.on_rejected(self.region, offer_class(context), error.retry_after, now)
+            offer = offer_of(context, offered_at)
+            if error.code != grpc.StatusCode.RESOURCE_EXHAUSTED:  # of whatever size
+                offer = Offer(offer.kind, 0)
+            self._policy.on_rejected(self.region, offer, error.retry_after, now)
         _offers.labels(self.region, error.reason).inc()
         self._remove(rejected.handle)
         context.run = None
         self._runner.apply(context, context.request.on_offer_rejected())
 
 
-def offer_class(context: RequestContext) -> OfferClass:
-    return OfferClass(context.request.model_key, context.request.identity.priority)
+def offer_of(context: RequestContext, now: float) -> Offer:
+    request = context.request
+    kind = OfferClass(request.model_key, request.identity.priority)
+    return Offer(kind, len(request.plan.prompt_ids), now - request.arrived_at)

@@ -13,6 +13,7 @@ MAX_OFFERS: Final = 2  # of one request, each to another region
 MAX_REMEMBERED: Final = 1_024  # rejections of one region; the oldest are dropped first
 RETRY_AFTER_RANGE_S: Final = (0.05, 30.0)  # for which a rejection is remembered
 DEFAULT_RETRY_AFTER_S: Final = 5.0  # of a rejection that names no time, such as of an unknown model
+MAX_WAITED_S: Final = 0.05  # s that a request may have waited at home, if its rejection is to be remembered
 UNANSWERED_RETRY_S: Final = 1.0  # for which a region that has not answered an offer is not asked again
 INITIAL_TRIP_S: Final = 0.1  # to a region and back, before an offer was answered
 MAX_TRIP_S: Final = 5.0
@@ -26,8 +27,16 @@ class OfferClass(NamedTuple):
     priority: int  # as granted
 
 
+class Offer(NamedTuple):
+    """A request that may be offered, as regions judge it."""
+
+    kind: OfferClass
+    tokens: int  # of its prompt
+    waited: float = 0.0  # s at home
+
+
 class _Rejection(NamedTuple):
-    """What a region said of a request, which holds for those that are at least as large."""
+    """What a region said of a request, which holds for those of its class that are at least as large."""
 
     until: float  # s
     tokens: int  # of its prompt
@@ -41,9 +50,9 @@ class _Region:
     trip: float = INITIAL_TRIP_S  # s, there and back
     rejections: dict[OfferClass, _Rejection] = field(default_factory=dict)  # oldest first
 
-    def may_take(self, offered: OfferClass, tokens: int, now: float) -> bool:
-        rejection = self.rejections.get(offered)
-        return self.is_up and (rejection is None or rejection.until <= now or tokens < rejection.tokens)
+    def may_take(self, offer: Offer, now: float) -> bool:
+        rejection = self.rejections.get(offer.kind)
+        return self.is_up and (rejection is None or rejection.until <= now or offer.tokens < rejection.tokens)
 
 
 class SpillPolicy:
@@ -62,33 +71,27 @@ class SpillPolicy:
         up = [name for name, region in self._regions.items() if region.is_up]
         return f"<SpillPolicy {len(up)}/{len(self._regions)} regions up>"
 
-    def can_spill(self, offered: OfferClass, tokens: int, allowed: Collection[str] | None, now: float) -> bool:
-        """Return whether a region may take a request with a prompt of `tokens` at present."""
-        return self.choose(offered, tokens, allowed, now=now) is not None
+    def can_spill(self, offer: Offer, allowed: Collection[str] | None, now: float) -> bool:
+        """Return whether a region may take a request at present."""
+        return self.choose(offer, allowed, now=now) is not None
 
     def choose(
         self,
-        offered: OfferClass,
-        tokens: int,
+        offer: Offer,
         allowed: Collection[str] | None,
         *,
         tried: Collection[str] = (),
         time_left: float = inf,
         now: float,
     ) -> str | None:
-        """Return the region to offer a request with a prompt of `tokens` to; None if it stays.
+        """Return the region to offer a request to; None if it stays.
 
         tried: regions that this request was offered to. time_left: s until its deadline, which the trip must leave.
         """
-        if not allowed or offered.priority in self._stay or len(tried) >= MAX_OFFERS:
+        if not allowed or offer.kind.priority in self._stay or len(tried) >= MAX_OFFERS:
             return None
         for name, region in self._regions.items():
-            if (
-                name in allowed
-                and name not in tried
-                and region.trip < time_left
-                and region.may_take(offered, tokens, now)
-            ):
+            if name in allowed and name not in tried and region.trip < time_left and region.may_take(offer, now):
                 return name
         return None
 
@@ -109,16 +112,21 @@ class SpillPolicy:
         trip = took if took < state.trip else state.trip + TRIP_WEIGHT * (took - state.trip)
         state.trip = min(MAX_TRIP_S, max(0.0, trip))
 
-    def on_rejected(self, region: str, offered: OfferClass, tokens: int, retry_after: float | None, now: float) -> None:
-        """The region has rejected a request, and would reject larger ones for `retry_after` s, too."""
+    def on_rejected(self, region: str, offer: Offer, retry_after: float | None, now: float) -> None:
+        """The region has rejected a request, and would reject larger ones for `retry_after` s, too.
+
+        That of a request which had waited at home says nothing of others, which have more of their time left.
+        """
+        if offer.waited > MAX_WAITED_S:
+            return
         low, high = RETRY_AFTER_RANGE_S
         wait = DEFAULT_RETRY_AFTER_S if retry_after is None else min(high, max(low, retry_after))
         remembered = self._regions[region].rejections
-        remembered.pop(offered, None)
-        remembered[offered] = _Rejection(now + wait, tokens)
+        remembered.pop(offer.kind, None)
+        remembered[offer.kind] = _Rejection(now + wait, offer.tokens)
         if len(remembered) > MAX_REMEMBERED:
             del remembered[next(iter(remembered))]
 
-    def on_unanswered(self, region: str, offered: OfferClass, now: float) -> None:
+    def on_unanswered(self, region: str, kind: OfferClass, now: float) -> None:
         """The region has not answered an offer in time."""
-        self.on_rejected(region, offered, 0, UNANSWERED_RETRY_S, now)
+        self.on_rejected(region, Offer(kind, 0), UNANSWERED_RETRY_S, now)

@@ -3,14 +3,12 @@
 from collections.abc import Mapping
 
 from penstock.chassis.errors import Overloaded, PenstockError
-from penstock.edge.regions.spill import OfferClass, SpillPolicy
+from penstock.edge.regions.spill import Offer, OfferClass, SpillPolicy
 from penstock.simulator.mesh.edge import SimEdge
 from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.mesh.request import SimRequest
 from penstock.simulator.mesh.worker import MODEL
 from penstock.simulator.regions.scenario import RegionsScenario
-
-MAX_WAITED_S = 0.05  # s; the rejection of a request that has waited longer at home says nothing of others
 
 
 class SimBorder:
@@ -39,14 +37,13 @@ class SimBorder:
 
     def offer(self, request: SimRequest, error: Overloaded) -> bool:
         now = self._events.now
-        region = self._policy.choose(
-            _class_of(request), request.prompt_tokens, self._all_regions, tried=request.offered_to, now=now
-        )
+        offer = _offer_of(request, now - request.submitted_at)
+        region = self._policy.choose(offer, self._all_regions, tried=request.offered_to, now=now)
         if region is None:
             return False
         self.offered += 1
         request.offered_to = (*request.offered_to, region)
-        request.away = self._policy.trip(region) + now - request.submitted_at
+        request.away = self._policy.trip(region) + offer.waited
         self.move(request, region)
         self._send(self._borders[region].edge.on_guest, request)
         return True
@@ -74,10 +71,9 @@ class SimBorder:
     def take_back(self, request: SimRequest, region: str, error: PenstockError) -> None:
         """Continue with a request of this region that `region` has rejected: offer it to the next one, or refuse it."""
         self.refused += 1
-        self._policy.on_answer(region, 2 * self._delay)
-        if request.away <= self._policy.trip(region) + MAX_WAITED_S:
-            offered, tokens = _class_of(request), request.prompt_tokens
-            self._policy.on_rejected(region, offered, tokens, error.retry_after, self._events.now)
+        now, trip = self._events.now, 2 * self._delay
+        self._policy.on_answer(region, trip)
+        self._policy.on_rejected(region, _offer_of(request, now - trip - request.submitted_at), error.retry_after, now)
         if request.has_ended or request.region != region:  # its client has left
             return
         self.move(request, self.region)
@@ -130,5 +126,5 @@ class SimBorder:
         self._events.schedule_after(self._delay, callback, frame)  # type: ignore[arg-type]
 
 
-def _class_of(request: SimRequest) -> OfferClass:
-    return OfferClass(MODEL, request.priority)
+def _offer_of(request: SimRequest, waited: float) -> Offer:
+    return Offer(OfferClass(MODEL, request.priority), request.prompt_tokens, waited)
