@@ -106,7 +106,8 @@ def test_drains_and_weights_change_routes_alone():
 def test_calls_about_what_one_region_stores_stay():
     for prefix in ("/v1/files", "/v1/batches", "/v1/responses/", "/penstock.v1.Batches/"):
         own = "edge_grpc" if "penstock" in prefix else "edge_http"
-        assert target_of(routes("edges", prefix=prefix), "*") == own
+        for regions, expected in (("*", own), (None, own), ("us,eu", own), ("us", 403)):
+            assert target_of(routes("edges", prefix=prefix), regions) == expected
         assert target_of(routes("region_door", prefix=prefix), "*") == 404
 
 

@@ -70,7 +70,7 @@ class Reconciler:
             if edges != self.edges:
                 log.info("edges_changed", added=_names(edges - self.edges), removed=_names(self.edges - edges))
             if plan != self.plan:
-                log.info("region_shares_changed", **plan.first_shares())
+                log.info("region_shares_changed", percent=plan.first_shares())
             self.edges, self.certificate, self.plan = edges, certificate, plan
             self.cache.publish(snapshot)
 

@@ -1,6 +1,6 @@
 """Routes by the regions that auth allows for a call, at the door of clients and at the region door."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -34,21 +34,26 @@ class FrontForwarding:
         """
         if self.plan.others:
             for stored in _stored(match):
+                yield from self._stated_routes(name, stored, cluster, [(self.plan.own,)])
                 yield route.Route(name=name, match=stored, route=route_to(cluster))
-            for allowed in self.plan.allowed_sets():
-                orders = self.plan.orders(allowed)
-                clusters = {
-                    cluster_of(order, own=self.plan.own, own_cluster=cluster): orders[order] for order in orders
-                }
-                yield route.Route(
-                    name=name,
-                    match=_allowing(match, allowed),
-                    route=_weighted(clusters),
-                    response_headers_to_remove=[UNSERVED_HEADER],
-                )
-            stated = route.HeaderMatcher(name=regions_header.HEADER, present_match=True)
-            yield _refusal(name, replace(match, headers=[*match.headers, stated]))
+            yield from self._stated_routes(name, match, cluster, self.plan.allowed_sets())
         yield route.Route(name=name, match=match, route=route_to(cluster))
+
+    def _stated_routes(
+        self, name: str, match: route.RouteMatch, cluster: str, allowed_sets: Iterable[Order]
+    ) -> Iterator[route.Route]:
+        """Yield the routes of calls for which auth has stated regions, by the first of `allowed_sets` within them."""
+        for allowed in allowed_sets:
+            orders = self.plan.orders(allowed)
+            clusters = {cluster_of(order, own=self.plan.own, own_cluster=cluster): orders[order] for order in orders}
+            yield route.Route(
+                name=name,
+                match=_allowing(match, allowed),
+                route=_weighted(clusters),
+                response_headers_to_remove=[UNSERVED_HEADER],
+            )
+        stated = route.HeaderMatcher(name=regions_header.HEADER, present_match=True)
+        yield _refusal(name, replace(match, headers=[*match.headers, stated]))
 
 
 @dataclass(frozen=True, slots=True)
