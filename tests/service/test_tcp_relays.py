@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from penstock.local_mesh.plan import MeshOptions, plan_mesh
+from penstock.local_mesh.regions import LocalRegions
 from penstock.local_mesh.tcp_relay import CHUNK_BYTES, LINE_BYTES, CutDirection, DelayLine, RelayEnds, TcpRelay
 from penstock.proofs.testbed.tcp_relays import CLIENTS, TcpRelays
 
@@ -168,3 +169,12 @@ async def test_every_connection_of_a_mesh_uses_a_relay(tmp_path):
         assert list(counts.values()) == [2, 4, 2, 3, 4, 6]
         assert sum(counts.values()) == len(relays.all)
         assert len(relays.client_addresses) == 2
+
+
+def test_the_link_of_two_regions_is_cut_both_ways_and_the_links_of_others_are_not():
+    ends = [("eu", "us"), ("us", "eu"), ("eu", "ap"), ("ap", "eu")]
+    regions = LocalRegions({}, {each: TcpRelay(RelayEnds(*each), "127.0.0.1:1") for each in ends})
+    regions.cut("us", "eu")
+    assert [each for each, relay in regions.links.items() if "cut" in repr(relay)] == ends[:2]
+    regions.restore("eu", "us")
+    assert not any("cut" in repr(relay) for relay in regions.links.values())
