@@ -161,6 +161,7 @@ def _edge(shape: MeshShape, address: str, instance_id: str) -> Coroutine[Any, An
             response_keys=RESPONSE_KEYS if shape.has_responses else "",
             batches=shape.addresses("batch"),
             regions=(f"us={shape.other.addresses('edge')[0]}",) if shape.other else (),
+            spill_stay=(),
         ),
         allowed_regions=lambda _: ("us",),
     )
