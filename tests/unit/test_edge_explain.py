@@ -1,6 +1,8 @@
 """What an edge remembers of its requests: records, the history that finds them, and the cause of each."""
 
 import math
+import sys
+import tracemalloc
 
 import pytest
 
@@ -227,6 +229,17 @@ def test_the_bytes_of_a_history_are_bounded():
         ring.add(record(number, 1_000))
     assert ring.size <= 5_000
     assert len(ring.records) == 4
+
+
+def test_a_record_has_no_more_memory_than_is_counted():
+    caller, error = Identity(tenant_id="acme", key_id="k"), Overloaded("full", reason="QUEUE_FULL", retry_after=1.0)
+    given = {"request_id": "r", "trace_id": "t", "caller": caller, "model": "m", "error": error, "now": 1.0}
+    refusal_record_of(**given)
+    tracemalloc.start()
+    packed = [refusal_record_of(**given).packed for _ in range(100)]
+    allocated, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert allocated < 2 * sum(map(sys.getsizeof, packed))
 
 
 @pytest.mark.parametrize("text", ["", "x", "nan", "inf", "-5", "1e400", "999999999999"])

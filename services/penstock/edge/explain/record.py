@@ -91,6 +91,10 @@ class Record(NamedTuple):
     packed: bytes
 
 
+def _packed(facts: tuple[object, ...]) -> bytes:
+    return bytes(memoryview(orjson.dumps(facts)))  # a copy: the result of orjson keeps its buffer of 8 KiB
+
+
 def unpacked(packed: bytes) -> RequestFacts:
     *plain, parts, lost_runs, queue = orjson.loads(packed)
     lost = [LostRunFacts(*each) for each in lost_runs]
@@ -140,7 +144,7 @@ def record_of(
         ],
         _queue_facts(queued),
     )
-    return Record((request_id, request.ticket_id, trace_id, answer_id), orjson.dumps(facts))
+    return Record((request_id, request.ticket_id, trace_id, answer_id), _packed(facts))
 
 
 def refusal_record_of(
@@ -158,7 +162,7 @@ def refusal_record_of(
     sizes = 0, 0, 0, 0
     ending = "shed", error.reason, EDGE_TIER
     facts = (request_id, "", trace_id, "", *whose, *ending, now, False, None, *sizes, "", (), (), ())
-    return Record((request_id, trace_id), orjson.dumps(facts))
+    return Record((request_id, trace_id), _packed(facts))
 
 
 def _parts(request: ActiveRequest, last: int) -> list[tuple[str, str, int]]:
