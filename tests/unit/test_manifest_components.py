@@ -111,6 +111,17 @@ def test_every_process_of_a_region_has_its_name(region):
     assert set(names) == {region}
 
 
+@pytest.mark.parametrize(("region", "other"), [("eu", "us"), ("us", "eu")])
+def test_a_region_opens_a_door_and_knows_that_of_the_other_one(region, other):
+    manifests, door = Manifests(render_overlay(OVERLAYS / f"region-{region}")), f"{other}=region.{other}.example:8444"
+    (edge,), (routing,) = (manifests.of_tier(tier)[0].processes for tier in ("edge", "routing"))
+    assert manifests.environment(edge)["PENSTOCK_EDGE_REGIONS"] == door
+    assert manifests.environment(routing)["PENSTOCK_ROUTING_REGIONS"] == door
+    service, (proxy,) = manifests.find("Service", "region")["spec"], manifests.of_tier("envoy")
+    assert [each.name for each in manifests.selected({"matchLabels": service["selector"]})] == [proxy.name]
+    assert manifests.environment(routing)["PENSTOCK_ROUTING_REGION_LISTEN"] == f"0.0.0.0:{proxy.ports['region']}"
+
+
 def test_a_region_has_an_authority_that_its_cluster_does_not_make():
     manifests = Manifests(render_overlay(OVERLAYS / "region-eu"))
     assert needed_secrets(manifests) == ["auth-postgres", "door-tls", "penstock-ca"]

@@ -192,6 +192,16 @@ def test_a_mesh_without_a_region_sets_none_and_names_instances_after_processes()
         assert spec.instance_id == spec.name
 
 
+def test_edges_and_proxies_reach_the_doors_of_other_regions_and_open_their_own():
+    plan = plan_of(region="eu", other_regions=("us=127.0.0.1:8083", "ap=127.0.0.1:8093"), envoys=2)
+    others = "us=127.0.0.1:8083,ap=127.0.0.1:8093"
+    assert plan.processes_of("edge")[0].environment["PENSTOCK_EDGE_REGIONS"] == others
+    routing = [each.environment for each in plan.processes_of("routing")]
+    assert [each["PENSTOCK_ROUTING_REGIONS"] for each in routing] == [others, others]
+    doors = [each["PENSTOCK_ROUTING_REGION_LISTEN"] for each in routing]
+    assert doors == ["127.0.0.1:8082", "127.0.0.1:8092"]
+
+
 @pytest.mark.parametrize(
     ("names", "error"),
     [

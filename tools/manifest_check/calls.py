@@ -8,7 +8,8 @@ from typing import Any
 from manifest_check.objects import COMPONENT, TIERS, Manifests, Object, Workload, matches, title
 from manifest_check.references import is_headless, service_ports
 
-_ADDRESS = re.compile(r"(?P<dns>dns:///)?(?P<host>[a-z][a-z0-9-]*):(?P<ports>\d+(?:/\d+)*)")
+# Of a Service: a host with a dot is outside of the namespace.
+_ADDRESS = re.compile(r"(?P<dns>dns:///)?(?<![\w.-])(?P<host>[a-z][a-z0-9-]*):(?P<ports>\d+(?:/\d+)*)")
 _OWN_VARIABLES = re.compile("PENSTOCK_(AUTH|BATCH|EDGE|QUEUE|ROUTING|SCHEDULER|WORKER)_")  # others may name anything
 _DYNAMIC_CALLS = (  # by xDS and by lease: component, component, name of the port
     ("envoy", "edge", "grpc"),
@@ -16,7 +17,7 @@ _DYNAMIC_CALLS = (  # by xDS and by lease: component, component, name of the por
     ("envoy", "auth", "checks"),
     ("edge", "worker", "grpc"),
 )
-_OPEN_PORTS = {"front", "health", "metrics", "ready"}  # names of ports that a policy may open to every source
+_OPEN_PORTS = {"front", "health", "metrics", "ready", "region"}  # names of ports that a policy may open to every source
 _MEMBERS = {*TIERS, "envoy"}
 _NAME_LABEL = "kubernetes.io/metadata.name"  # which each namespace has
 

@@ -11,8 +11,7 @@ from uuid import uuid4
 import grpc
 
 from penstock.chassis.errors import DeadlineExceeded, Overloaded, PenstockError, Unavailable, error_from_rpc
-from penstock.client.calls import Metadata
-from penstock.client.endpoints import Endpoint, Endpoints
+from penstock.client.endpoints import Endpoint, Endpoints, Metadata
 from penstock.v1 import batches_pb2 as pb
 from penstock.v1.batches_pb2_grpc import BatchesStub
 
@@ -67,7 +66,7 @@ class BatchesClient:
         """Yield the content of a file in parts. A read that is cut goes on where it was."""
         offset, failed_since = 0, 0.0
         while True:
-            endpoint = self._endpoints.next()
+            endpoint, began_at = self._endpoints.next(), time.monotonic()
             request = pb.ReadFileRequest(file_id=file_id, offset=offset)
             try:
                 async for part in _stub(endpoint).ReadFile(request, metadata=self._metadata):
@@ -75,7 +74,7 @@ class BatchesClient:
                     offset, failed_since = offset + len(part.content), 0.0
             except grpc.aio.AioRpcError as rpc:
                 failed_since = failed_since or time.monotonic()
-                await self._wait_to_repeat(endpoint, error_from_rpc(rpc), failed_since)
+                await self._wait_to_repeat(endpoint, error_from_rpc(rpc), began_at, failed_since)
             else:
                 return
 
@@ -107,19 +106,24 @@ class BatchesClient:
         return found
 
     async def _call(self, method: str, request: Any) -> Any:
-        began_at = time.monotonic()
+        first_at = time.monotonic()
         while True:
-            endpoint = self._endpoints.next()
+            endpoint, began_at = self._endpoints.next(), time.monotonic()
             try:
                 call = getattr(_stub(endpoint), method)
                 return await call(request, metadata=self._metadata, timeout=CALL_TIMEOUT_S)
             except grpc.aio.AioRpcError as rpc:
-                await self._wait_to_repeat(endpoint, error_from_rpc(rpc), began_at)
+                await self._wait_to_repeat(endpoint, error_from_rpc(rpc), began_at, first_at)
 
-    async def _wait_to_repeat(self, endpoint: Endpoint, error: PenstockError, failing_since: float) -> None:
-        """Raises `error` unless the call may succeed later, and is to be repeated. `failing_since`: monotonic s."""
+    async def _wait_to_repeat(
+        self, endpoint: Endpoint, error: PenstockError, began_at: float, failing_since: float
+    ) -> None:
+        """Raises `error` unless the call may succeed later, and is to be repeated.
+
+        began_at, failing_since: monotonic s of this call, and of the first one that failed.
+        """
         if isinstance(error, Unavailable | DeadlineExceeded):
-            self._endpoints.mark_failed(endpoint)
+            self._endpoints.mark_failed(endpoint, began_at)
         delay = error.retry_after or RETRY_INTERVAL_S
         if (
             not isinstance(error, Unavailable | DeadlineExceeded | Overloaded)

@@ -216,6 +216,7 @@ class _Planner:
         queues, auths = self.addresses(7003, self.options.queues), self.addresses(7002, self.options.auths)
         own = {"HTTP_LISTEN": http, "QUEUES": queues, "AUTHS": auths, "RESPONSE_KEYS": self.response_keys}
         own["BATCHES"] = self.addresses(BATCH_PORT, self.options.batches)
+        own["REGIONS"] = ",".join(self.options.other_regions) if self.has_envoy else ""
         doors = self.proxy_doors(replica)
         if doors:
             own |= {"PROXY_LISTEN": doors[0], "PROXY_HTTP_LISTEN": doors[1]}
@@ -249,6 +250,8 @@ class _Planner:
         secrets = "" if self.options.insecure else str(secrets_folder(self.folder, self.name("envoy", replica)))
         door, auths = self.address(8080, replica), self.addresses(7007, self.options.auths)
         envoy = {"ENVOY_LISTEN": door, "ENVOY_SECRETS": secrets, "AUTHS": auths}
+        envoy["REGION_LISTEN"] = self.address(REGION_DOOR_PORT, replica) if self.options.region else ""
+        envoy["REGIONS"] = ",".join(self.options.other_regions)
         return self.tier_process("routing", replica, 7006, EDGES=",".join(edges), **envoy)
 
     def envoy(self, program: str, replica: int) -> ProcessSpec:
