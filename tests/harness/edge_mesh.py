@@ -17,7 +17,6 @@ from penstock.chassis.streams.link import accept_stream
 from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.edge.__main__ import edge
 from penstock.edge.config import EdgeConfig
-from penstock.edge.regions.client import no_regions
 from penstock.mesh.model_key import model_key
 from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Rejected, Routes, Settled
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceServicer, add_AdmissionServiceServicer_to_server
@@ -81,6 +80,7 @@ class FakeAuth(AdmissionServiceServicer):
         self.unconfirmed = []  # reservations that were settled without a confirmation
         self.peers = set()
         self.routes: list[Route] = []
+        self.allowed_regions = ()  # of the tenant; empty: all
 
     def send_routes(self, *routes):
         self.routes = list(routes)
@@ -120,7 +120,12 @@ class FakeAuth(AdmissionServiceServicer):
             error = Unauthenticated("no such key", reason="KEY_UNKNOWN")
             return AdmitResponse(rejected=Rejected(request_id=request.request_id, failure=error.failure()))
         identity = Identity(
-            tenant_id="acme", priority=PRIORITY_STANDARD, weight=1.0, cache_salt=b"s" * 16, key_id="key-1"
+            tenant_id="acme",
+            priority=PRIORITY_STANDARD,
+            weight=1.0,
+            cache_salt=b"s" * 16,
+            key_id="key-1",
+            allowed_regions=self.allowed_regions,
         )
         if kind == "identify":
             return AdmitResponse(identified=Identified(request_id=request.request_id, identity=identity))
@@ -364,9 +369,7 @@ async def served_together(servicers) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def edge_mesh(
-    workers=1, shards=1, fakes=(), responses=None, allowed_regions=no_regions, **settings
-) -> AsyncIterator[EdgeMesh]:
+async def edge_mesh(workers=1, shards=1, fakes=(), responses=None, **settings) -> AsyncIterator[EdgeMesh]:
     """`responses`: a store of responses, which auth serves."""
     async with AsyncExitStack() as stack:
         fakes = list(fakes) or [FakeWorker(f"w{number + 1}") for number in range(workers)]
@@ -381,9 +384,7 @@ async def edge_mesh(
         own = {"listen": "127.0.0.1:0", "auths": (auths,), "queues": tuple(at), "instance_id": "e1", "drain_grace": 0.0}
         own["admin_listen"] = stack.enter_context(admin_socket())
         serving = await stack.enter_async_context(AsyncExitStack())
-        server = await serving.enter_async_context(
-            edge(EdgeConfig(**{**own, **settings}), allowed_regions=allowed_regions)
-        )
+        server = await serving.enter_async_context(edge(EdgeConfig(**{**own, **settings})))
         to_edge = await stack.enter_async_context(channel(server.address))
         to_admin = await stack.enter_async_context(channel(server.admin_address))
         inference, admin = InferenceStub(to_edge), AdminStub(to_admin)

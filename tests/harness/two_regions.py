@@ -40,8 +40,8 @@ class TwoRegions:
 
 
 @asynccontextmanager
-async def two_regions(*, us=(), home=None, allowed=("us",), us_settings=None, **settings):
-    """`us`: workers. `allowed`: regions of the tenant. `settings`: of the edge at home."""
+async def two_regions(*, us=(), home=None, allowed=(), us_settings=None, **settings):
+    """`us`: workers. `allowed`: regions of the tenant; empty: all. `settings`: of the edge at home."""
     async with AsyncExitStack() as stack:
         us_edge = edge_mesh(fakes=us or [FakeWorker("us-1")], instance_id="us-e1", **(us_settings or {}))
         us_mesh = await stack.enter_async_context(us_edge)
@@ -49,11 +49,12 @@ async def two_regions(*, us=(), home=None, allowed=("us",), us_settings=None, **
         await stack.enter_async_context(link.listening())
         home_edge = edge_mesh(
             fakes=[home or FakeWorker("home-1")],
-            allowed_regions=lambda _: allowed,
+            region="eu",
             regions=(f"us={link.address}",),
             **settings,
         )
         home_mesh = await stack.enter_async_context(home_edge)
+        home_mesh.auth.allowed_regions = allowed
         await wait_for(home_mesh, region_links_up=1)
         yield TwoRegions(home_mesh, us_mesh, link)
 

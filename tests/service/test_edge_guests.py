@@ -111,8 +111,7 @@ async def test_a_started_guest_that_the_queue_evicts_goes_on_at_home():
 
 
 async def test_guests_do_not_leave_their_region_for_a_third():
-    third = {"regions": ("ap=127.0.0.1:1",), "allowed_regions": lambda _: ("ap",)}
-    async with edge_mesh(**third) as mesh, home_edge(mesh.address) as home:
+    async with edge_mesh(regions=("ap=127.0.0.1:1",)) as mesh, home_edge(mesh.address) as home:
         mesh.queue.sheds.append(full())
         home.offer()
         kind, rejected, _ = await home.end_of()

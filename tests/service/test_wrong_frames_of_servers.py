@@ -145,7 +145,7 @@ async def edge_of_a_batch_process():
 async def region_of_an_edge():
     async with (
         region_edge() as (other, address),
-        edge_mesh(regions=(f"us={address}",), allowed_regions=lambda _: ("us",)) as mesh,
+        edge_mesh(regions=(f"us={address}",)) as mesh,
     ):
         yield WrongServer(RegionServiceRunResponse, lambda: other.peer, lambda: check_answer(mesh))
 

@@ -36,7 +36,7 @@ def test_regions_are_asked_in_order_of_preference_and_two_at_most():
     assert choose(found, tried=("us", "ap")) is None
 
 
-@pytest.mark.parametrize(("allowed", "chosen"), [(None, None), ((), None), (("sa",), "sa"), (("eu",), None)])
+@pytest.mark.parametrize(("allowed", "chosen"), [((), "us"), (("sa",), "sa"), (("eu", "ap"), "ap"), (("eu",), None)])
 def test_a_request_leaves_only_for_regions_that_its_tenant_is_known_to_allow(allowed, chosen):
     assert choose(policy(), allowed=allowed) == chosen
 

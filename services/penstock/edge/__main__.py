@@ -25,7 +25,6 @@ from penstock.edge.gateway import Gateway
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.planner import RequestPlanner
 from penstock.edge.observations import observations
-from penstock.edge.regions.client import AllowedRegions, no_regions
 from penstock.edge.regions.guests import GuestService
 from penstock.edge.runner import RequestRunner
 from penstock.edge.stored.service import StoredResponses
@@ -35,14 +34,14 @@ from penstock.mesh.v1.batch_pb2_grpc import add_LineServiceServicer_to_server
 from penstock.mesh.v1.region_pb2_grpc import add_RegionServiceServicer_to_server
 
 
-async def run_edge(config: EdgeConfig, *, allowed_regions: AllowedRegions = no_regions) -> None:
+async def run_edge(config: EdgeConfig) -> None:
     map_large_blocks()
-    async with edge(config, allowed_regions=allowed_regions):
+    async with edge(config):
         await stop_requested()
 
 
 @asynccontextmanager
-async def edge(config: EdgeConfig, *, allowed_regions: AllowedRegions = no_regions) -> AsyncIterator[Server]:
+async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
     """Serve an edge; leaving the block drains it.
 
     The edge listens only once it can serve, so that a client which connects earlier switches to another edge at once.
@@ -53,9 +52,7 @@ async def edge(config: EdgeConfig, *, allowed_regions: AllowedRegions = no_regio
     with TokenizerPools(config.tokenizer_threads) as threads:
         catalog = ModelCatalog(clock, threads, wait_timeout=config.model_wait_timeout, dialer=security.dialer)
         planner = RequestPlanner(catalog, threads, default_output_tokens=config.default_output_tokens)
-        runner = RequestRunner(
-            config, hello, catalog, planner, clock, allowed_regions=allowed_regions, dialer=security.dialer
-        )
+        runner = RequestRunner(config, hello, catalog, planner, clock, dialer=security.dialer)
         gateway = Gateway(config, runner, catalog, planner, threads)
         doors = Doors(config, gateway)
         stored = StoredResponses(config, gateway, ResponsesFormat(), hello, clock, dialer=security.dialer)

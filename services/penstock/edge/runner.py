@@ -39,7 +39,7 @@ from penstock.edge.model_wait import ModelWait
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.planner import RequestPlanner
 from penstock.edge.models.router import ModelRouter
-from penstock.edge.regions.client import AllowedRegions, RegionClient, no_regions
+from penstock.edge.regions.client import RegionClient
 from penstock.edge.upstreams.auth import AuthClient
 from penstock.edge.upstreams.queue import QueueClient
 from penstock.edge.upstreams.worker import WorkerClient
@@ -67,7 +67,6 @@ class RequestRunner:
         planner: RequestPlanner,
         clock: WallMonotonicClock,
         *,
-        allowed_regions: AllowedRegions = no_regions,
         dialer: Dialer = PLAINTEXT,
     ) -> None:
         self._clock = clock
@@ -90,9 +89,7 @@ class RequestRunner:
         )
         self.router = ModelRouter(self.auth.routes, catalog)
         self.on_routed: Callable[[RequestContext], None] = lambda _: None  # a request of a route was accepted
-        self.regions = RegionClient(
-            config.region_doors, hello, self, allowed_regions, stay=config.staying_priorities, dialer=dialer
-        )
+        self.regions = RegionClient(config.region_doors, hello, self, stay=config.staying_priorities, dialer=dialer)
         self.admission = AdmissionFilter(
             self.auth.find_identity,
             catalog,

@@ -1,7 +1,7 @@
 """Client of other regions: offers the requests that the queue rejects, if they may leave."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from penstock.chassis.security.channels import PLAINTEXT, Dialer
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
@@ -9,13 +9,6 @@ from penstock.edge.regions.connection import RegionConnection, offer_of
 from penstock.edge.regions.spill import Offer, OfferClass, SpillPolicy
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
 from penstock.v1.stream_pb2 import Hello
-
-# Returns the regions that the tenant of a caller allows; None if auth has not said so, for which its requests stay.
-AllowedRegions = Callable[[Identity], Collection[str] | None]
-
-
-def no_regions(_: Identity) -> None:
-    """All requests stay."""
 
 
 class RegionClient:
@@ -26,14 +19,12 @@ class RegionClient:
         doors: Mapping[str, str],
         hello: Hello,
         runner: EffectRunner,
-        allowed_regions: AllowedRegions,
         *,
         stay: Collection[int] = (),
         dialer: Dialer = PLAINTEXT,
     ) -> None:
         """doors: address of the region door by region, in order of preference. stay: priorities that do not leave."""
         self._runner = runner
-        self._allowed_regions = allowed_regions
         self._policy = SpillPolicy(doors, stay=stay)
         self._connections = {
             region: RegionConnection(region, address, hello, runner, self._policy, dialer=dialer)
@@ -59,7 +50,7 @@ class RegionClient:
         if credential.delegation:
             return False
         offer = Offer(OfferClass(model_key, identity.priority), prompt_tokens)
-        return self._policy.can_spill(offer, self._allowed_regions(identity), self._runner.now())
+        return self._policy.can_spill(offer, identity.allowed_regions, self._runner.now())
 
     def offer(self, context: RequestContext) -> None:
         """Offer a request to the next region. It ends in the rejection of the queue if none is left."""
@@ -82,7 +73,7 @@ class RegionClient:
         now = self._runner.now()
         return self._policy.choose(
             offer_of(context, now),
-            self._allowed_regions(request.identity),
+            request.identity.allowed_regions,
             tried=request.offered_to,
             time_left=request.deadline - now,
             now=now,

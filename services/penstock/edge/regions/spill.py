@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final, NamedTuple
 
+from penstock.mesh.regions import is_region_allowed
+
 MAX_OFFERS: Final = 2  # of one request, each to another region
 MAX_REMEMBERED: Final = 1_024  # rejections of one region; the oldest are dropped first
 RETRY_AFTER_RANGE_S: Final = (0.05, 30.0)  # for which a rejection is remembered
@@ -58,8 +60,8 @@ class _Region:
 class SpillPolicy:
     """Regions in order of preference, with what is remembered of each.
 
-    A request may leave only for regions that its tenant allows. `allowed` is None if that is not known: the request
-    stays.
+    A request may leave only for regions that its tenant allows, as auth has stated them with its identity. `allowed` is
+    empty if that are all.
     """
 
     def __init__(self, regions: Iterable[str], *, stay: Collection[int] = ()) -> None:
@@ -71,14 +73,14 @@ class SpillPolicy:
         up = [name for name, region in self._regions.items() if region.is_up]
         return f"<SpillPolicy {len(up)}/{len(self._regions)} regions up>"
 
-    def can_spill(self, offer: Offer, allowed: Collection[str] | None, now: float) -> bool:
+    def can_spill(self, offer: Offer, allowed: Collection[str], now: float) -> bool:
         """Return whether a region may take a request at present."""
         return self.choose(offer, allowed, now=now) is not None
 
     def choose(
         self,
         offer: Offer,
-        allowed: Collection[str] | None,
+        allowed: Collection[str],
         *,
         tried: Collection[str] = (),
         time_left: float = inf,
@@ -88,10 +90,11 @@ class SpillPolicy:
 
         tried: regions that this request was offered to. time_left: s until its deadline, which the trip must leave.
         """
-        if not allowed or offer.kind.priority in self._stay or len(tried) >= MAX_OFFERS:
+        if offer.kind.priority in self._stay or len(tried) >= MAX_OFFERS:
             return None
         for name, region in self._regions.items():
-            if name in allowed and name not in tried and region.trip < time_left and region.may_take(offer, now):
+            is_open = is_region_allowed(allowed, name) and name not in tried
+            if is_open and region.trip < time_left and region.may_take(offer, now):
                 return name
         return None
 

@@ -29,16 +29,16 @@ class SimBorder:
         self._borders = borders
         names = [each.name for each in scenario.regions]
         self._policy = SpillPolicy([each for each in names if each != region])
-        self._all_regions = frozenset(names) if scenario.spills else frozenset()
-        for each in self._all_regions - {region}:
-            self._policy.on_up(each)
+        for each in names if scenario.spills else ():
+            if each != region:
+                self._policy.on_up(each)
 
     # The protocol `RegionBorder`.
 
     def offer(self, request: SimRequest, error: Overloaded) -> bool:
         now = self._events.now
         offer = _offer_of(request, now - request.submitted_at)
-        region = self._policy.choose(offer, self._all_regions, tried=request.offered_to, now=now)
+        region = self._policy.choose(offer, (), tried=request.offered_to, now=now)
         if region is None:
             return False
         self.offered += 1
