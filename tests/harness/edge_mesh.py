@@ -17,6 +17,7 @@ from penstock.chassis.streams.link import accept_stream
 from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.edge.__main__ import edge
 from penstock.edge.config import EdgeConfig
+from penstock.edge.regions.client import no_regions
 from penstock.mesh.model_key import model_key
 from penstock.mesh.v1.admission_pb2 import AdmitResponse, Admitted, Identified, Identity, Rejected, Routes, Settled
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceServicer, add_AdmissionServiceServicer_to_server
@@ -363,7 +364,9 @@ async def served_together(servicers) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def edge_mesh(workers=1, shards=1, fakes=(), responses=None, **settings) -> AsyncIterator[EdgeMesh]:
+async def edge_mesh(
+    workers=1, shards=1, fakes=(), responses=None, allowed_regions=no_regions, **settings
+) -> AsyncIterator[EdgeMesh]:
     """`responses`: a store of responses, which auth serves."""
     async with AsyncExitStack() as stack:
         fakes = list(fakes) or [FakeWorker(f"w{number + 1}") for number in range(workers)]
@@ -378,7 +381,9 @@ async def edge_mesh(workers=1, shards=1, fakes=(), responses=None, **settings) -
         own = {"listen": "127.0.0.1:0", "auths": (auths,), "queues": tuple(at), "instance_id": "e1", "drain_grace": 0.0}
         own["admin_listen"] = stack.enter_context(admin_socket())
         serving = await stack.enter_async_context(AsyncExitStack())
-        server = await serving.enter_async_context(edge(EdgeConfig(**{**own, **settings})))
+        server = await serving.enter_async_context(
+            edge(EdgeConfig(**{**own, **settings}), allowed_regions=allowed_regions)
+        )
         to_edge = await stack.enter_async_context(channel(server.address))
         to_admin = await stack.enter_async_context(channel(server.admin_address))
         inference, admin = InferenceStub(to_edge), AdminStub(to_admin)

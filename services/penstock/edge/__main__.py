@@ -25,11 +25,14 @@ from penstock.edge.gateway import Gateway
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.planner import RequestPlanner
 from penstock.edge.observations import observations
+from penstock.edge.regions.client import AllowedRegions, no_regions
+from penstock.edge.regions.guests import GuestService
 from penstock.edge.runner import RequestRunner
 from penstock.edge.stored.service import StoredResponses
 from penstock.edge.text.executor import TokenizerPools
 from penstock.edge.upstreams.batches import BatchClient
 from penstock.mesh.v1.batch_pb2_grpc import add_LineServiceServicer_to_server
+from penstock.mesh.v1.region_pb2_grpc import add_RegionServiceServicer_to_server
 
 
 async def run_edge(config: EdgeConfig) -> None:
@@ -39,7 +42,7 @@ async def run_edge(config: EdgeConfig) -> None:
 
 
 @asynccontextmanager
-async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
+async def edge(config: EdgeConfig, *, allowed_regions: AllowedRegions = no_regions) -> AsyncIterator[Server]:
     """Serve an edge; leaving the block drains it.
 
     The edge listens only once it can serve, so that a client which connects earlier switches to another edge at once.
@@ -50,12 +53,15 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
     with TokenizerPools(config.tokenizer_threads) as threads:
         catalog = ModelCatalog(clock, threads, wait_timeout=config.model_wait_timeout, dialer=security.dialer)
         planner = RequestPlanner(catalog, threads, default_output_tokens=config.default_output_tokens)
-        runner = RequestRunner(config, hello, catalog, planner, clock, dialer=security.dialer)
+        runner = RequestRunner(
+            config, hello, catalog, planner, clock, allowed_regions=allowed_regions, dialer=security.dialer
+        )
         gateway = Gateway(config, runner, catalog, planner, threads)
         doors = Doors(config, gateway)
         stored = StoredResponses(config, gateway, ResponsesFormat(), hello, clock, dialer=security.dialer)
         batches = BatchClient(config.batches, dialer=security.dialer)
         lines = LineService(gateway, hello)
+        guests = GuestService(gateway, runner, catalog, hello, max_guests=config.max_guests)
         async with background(catalog.run(), runner.run(), doors.run(), stored.run(), batches.run()):
             await _wait_ready(runner, catalog, config.startup_timeout)
             app = OpenAIApp(gateway, stored, batches, runner.has_connected.is_set)
@@ -83,6 +89,7 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                         (doors.grpc.add_to_server, InferenceService(gateway, hello)),
                         (doors.grpc.add_batches_to_server, BatchesService(gateway, batches)),
                         (add_LineServiceServicer_to_server, lines),
+                        (add_RegionServiceServicer_to_server, guests),
                     ],
                     admin=EdgeAdmin(
                         config.instance_id,
@@ -93,10 +100,11 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                             **doors.figures,
                             **stored.figures,
                             **lines.figures,
+                            **guests.figures,
                         },
                         runner.tables,
                     ),
-                    observe=partial(observations, runner, doors),
+                    observe=partial(observations, runner, doors, guests),
                     operators=OperatorListeners.of(config),
                     drain_grace=config.drain_grace,
                     advertise=config.advertise,
@@ -113,6 +121,7 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                     yield server
                 finally:
                     await lines.release()
+                    await guests.release()
                     await stored.release(only_background=True)
             await stored.release()
             await runner.wait_drained()

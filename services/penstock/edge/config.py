@@ -8,8 +8,10 @@ from penstock.chassis.config import ServiceConfig, check_address, setting
 from penstock.edge.api.http.connections import ConnectionLimits
 from penstock.edge.auth_fallback.pending import AuthFallbackLimits
 from penstock.edge.lifecycle.record import LifecycleLimits
+from penstock.edge.regions.doors import parse_doors
 from penstock.edge.request.limits import TIMEOUT_S
 from penstock.edge.stored.cipher import parse_keys
+from penstock.mesh.class_names import CLASSES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +99,17 @@ class EdgeConfig(ServiceConfig):
     worker_idle_timeout: float = setting(
         60.0, "Time without a run after which the stream to a worker is closed.", unit="s"
     )
+    regions: tuple[str, ...] = setting(
+        (),
+        "Other regions in order of preference, `name=host:port` with the address of the region door of their proxies. "
+        "Requests that the queue rejects for load are offered to them. Empty: requests stay.",
+    )
+    spill_stay: tuple[str, ...] = setting(
+        ("batch",), "Classes whose requests are not offered to other regions: interactive, standard, batch."
+    )
+    max_guests: int = setting(
+        256, "Most requests of other regions at one time; one of their edges may have half. 0: none is accepted."
+    )
     mirror_key: str = setting(
         "", "API key of the requests that copy others to the mirrors of routes. Empty: no copies.", secret=True
     )
@@ -158,7 +171,7 @@ class EdgeConfig(ServiceConfig):
         if not 0 < self.default_timeout <= TIMEOUT_S:
             raise ValueError(f"default_timeout must be above 0 s and at most {TIMEOUT_S:.0f} s, a day")
         for name in (
-            "max_mirror_copies",
+            *("max_mirror_copies", "max_guests"),
             "auth_fallback_after",
             "auth_fallback_duration",
             "auth_fallback_identity_ttl",
@@ -167,7 +180,12 @@ class EdgeConfig(ServiceConfig):
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
-
+        try:
+            parse_doors(self.regions)
+        except ValueError as error:
+            raise ValueError(f"regions: {error}") from None
+        if unknown := set(self.spill_stay) - set(CLASSES):
+            raise ValueError(f"spill_stay names {', '.join(sorted(unknown))}; classes are {', '.join(CLASSES)}")
         if not 2.0 <= self.response_lease <= 60.0:
             raise ValueError("response_lease must be 2 to 60 s")
         try:
@@ -182,6 +200,15 @@ class EdgeConfig(ServiceConfig):
     def response_key_bytes(self) -> dict[str, bytes]:
         """Keys that seal stored responses, by name."""
         return parse_keys(self.response_keys)
+
+    @property
+    def region_doors(self) -> dict[str, str]:
+        """Address of the region door by region, in order of preference."""
+        return parse_doors(self.regions)
+
+    @property
+    def staying_priorities(self) -> frozenset[int]:
+        return frozenset(CLASSES[name] for name in self.spill_stay)
 
     @property
     def connection_limits(self) -> ConnectionLimits:
@@ -209,4 +236,5 @@ class EdgeConfig(ServiceConfig):
             max_attempts=self.max_attempts,
             upstream_timeout=self.upstream_timeout,
             cancel_ack_timeout=self.cancel_ack_timeout,
+            spills=bool(self.regions),
         )

@@ -6,11 +6,12 @@ from penstock.chassis.observability.metrics import Observation
 from penstock.edge import series
 from penstock.edge.api.doors import Doors
 from penstock.edge.lifecycle.record import RequestState
+from penstock.edge.regions.guests import GuestService
 from penstock.edge.runner import RequestRunner
 from penstock.mesh.class_names import class_name
 
 
-def observations(runner: RequestRunner, doors: Doors) -> Iterator[Observation]:
+def observations(runner: RequestRunner, doors: Doors, guests: GuestService) -> Iterator[Observation]:
     requests, memory = runner.requests, runner.requests.memory
     states = requests.count_by_state()
     for state in RequestState:
@@ -23,6 +24,10 @@ def observations(runner: RequestRunner, doors: Doors) -> Iterator[Observation]:
     yield Observation(series.LINKS, runner.auth.links_up, ("auth",))
     yield Observation(series.LINKS, runner.queue.links_up, ("queue",))
     yield Observation(series.LINKS, runner.workers.links_up, ("worker",))
+    yield Observation(series.LINKS, runner.regions.links_up, ("region",))
+    for region, runs in runner.regions.runs:
+        yield Observation(series.SPILLED, runs, (region,))
+    yield Observation(series.GUESTS, guests.running)
     yield Observation(series.RESERVATIONS_OPEN, runner.reservations_open)
     yield Observation(series.FALLBACK_ACTIVE, runner.auth.fallback.is_active)
     for rejected, count in runner.admission.rejections.items():

@@ -25,6 +25,7 @@ from penstock.edge.lifecycle.effects import (
     Enqueue,
     Fail,
     Finish,
+    Offer,
     PlanAgain,
     Reserve,
     Settle,
@@ -33,10 +34,12 @@ from penstock.edge.lifecycle.effects import (
 )
 from penstock.edge.lifecycle.output import GenerationPlan
 from penstock.edge.lifecycle.table import ActiveRequests
+from penstock.edge.lifecycle.transitions import model_replaced
 from penstock.edge.model_wait import ModelWait
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.planner import RequestPlanner
 from penstock.edge.models.router import ModelRouter
+from penstock.edge.regions.client import AllowedRegions, RegionClient, no_regions
 from penstock.edge.upstreams.auth import AuthClient
 from penstock.edge.upstreams.queue import QueueClient
 from penstock.edge.upstreams.worker import WorkerClient
@@ -64,6 +67,7 @@ class RequestRunner:
         planner: RequestPlanner,
         clock: WallMonotonicClock,
         *,
+        allowed_regions: AllowedRegions = no_regions,
         dialer: Dialer = PLAINTEXT,
     ) -> None:
         self._clock = clock
@@ -78,8 +82,14 @@ class RequestRunner:
         self.auth = AuthClient(config.auths, hello, self.requests, self, config.auth_fallback_limits, dialer=dialer)
         self.router = ModelRouter(self.auth.routes, catalog)
         self.on_routed: Callable[[RequestContext], None] = lambda _: None  # a request of a route was accepted
+        self.regions = RegionClient(
+            config.region_doors, hello, self, allowed_regions, stay=config.staying_priorities, dialer=dialer
+        )
         self.admission = AdmissionFilter(
-            self.auth.find_identity, catalog, default_output_tokens=config.default_output_tokens
+            self.auth.find_identity,
+            catalog,
+            default_output_tokens=config.default_output_tokens,
+            can_spill=self.regions.can_spill if config.regions else None,
         )
         self.queue = QueueClient(
             config.queues,
@@ -101,7 +111,7 @@ class RequestRunner:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as self._group:
-            for upstream in (self.auth, self.queue, self.workers, self.model_wait):
+            for upstream in (self.auth, self.queue, self.workers, self.model_wait, self.regions):
                 self._group.create_task(upstream.run())
 
     def now(self) -> float:
@@ -208,6 +218,8 @@ class RequestRunner:
                 self.auth.reserve(context)
             case Enqueue():
                 self._enqueue(context)
+            case PlanAgain() if context.away:  # a guest has no text to tokenize
+                self.fail(context, model_replaced())
             case PlanAgain():
                 self.run_task(self._plan_again(context), f"plan {context.ticket_id}")
             case Withdraw():
@@ -235,6 +247,8 @@ class RequestRunner:
                 context.sink.send_failed(error)
             case AcknowledgeCancel():
                 self._acknowledge_cancel(context, effect)
+            case Offer():
+                self.regions.offer(context)
 
     def _settle(self, context: RequestContext, settlement: Settle) -> None:
         request = context.request
@@ -331,6 +345,8 @@ class RequestRunner:
             "identity_headers_rejected": self.auth.identity_headers.rejected,
             "queue_links_up": self.queue.links_up,
             "worker_links_up": self.workers.links_up,
+            "region_links_up": self.regions.links_up,
+            "spilled_requests": sum(runs for _, runs in self.regions.runs),
             "rejected_by_edge": self.admission.rejected(EDGE_TIER),
             "rejected_by_queue": self.admission.rejected(QUEUE_TIER),
             "cancels": self.cancels,

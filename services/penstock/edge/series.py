@@ -76,11 +76,27 @@ REJECTED = counter(
     "penstock.edge.rejected",
     "{request}",
     "Requests refused for load, by the tier that decided: the queue, or the edge because the queue has just refused a "
-    "similar one.",
+    "similar one. One that another region runs instead is counted as well.",
     CLASS,
     REASON,
     "tier",
 )
+SPILL_OFFERS = counter(
+    "penstock.edge.spill_offers",
+    "{offer}",
+    "Requests that the queue rejected and that were offered to another region, by outcome: started, LOST (with the "
+    "stream, also after the start), UNANSWERED, or the reason of the region's rejection.",
+    "region",
+    "outcome",
+)
+SPILLED = gauge("penstock.edge.spilled", "{request}", "Requests of this region that another region has.", "region")
+GUEST_OFFERS = counter(
+    "penstock.edge.guest_offers",
+    "{offer}",
+    "Requests of other regions that were offered to this edge, by outcome: started, or the reason of the rejection.",
+    "outcome",
+)
+GUESTS = gauge("penstock.edge.guests", "{request}", "Requests of other regions that wait or run here.")
 REFUSED_CALLS = counter(
     "penstock.edge.refused_calls",
     "{call}",
@@ -128,6 +144,10 @@ SERIES = (
     CANCEL_ACKNOWLEDGED,
     RESUMES,
     REJECTED,
+    SPILL_OFFERS,
+    SPILLED,
+    GUEST_OFFERS,
+    GUESTS,
     REFUSED_CALLS,
     FALLBACK_DECISIONS,
     FALLBACK_ACTIVE,

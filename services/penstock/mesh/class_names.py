@@ -6,6 +6,9 @@ PREFIX = "PRIORITY_"
 _NAMES: dict[int, str] = {number: name.removeprefix(PREFIX).lower() for name, number in Priority.items()}
 
 
+CLASSES: dict[str, int] = {name: number for number, name in _NAMES.items() if number}  # number by name
+
+
 def class_name(priority: int) -> str:
     """Return interactive, standard or batch; `unspecified` for 0."""
     return _NAMES[priority]

@@ -70,11 +70,13 @@ async def accept_stream(
     *,
     capacity: int = MAX_OUTBOX_FRAMES,
     tiers: Sequence[str] = (),
+    may_be_relayed: bool = False,
 ) -> AsyncIterator[Peer[Out, Any]]:
     """Give a bidirectional handler its end of the stream, after hellos in both directions.
 
     With `tiers`, the peer must be a process of one of them, and its hello of the tier and instance of its certificate.
-    Both are checked on connections with certificates.
+    Both are checked on connections with certificates. `may_be_relayed`: a proxy, which has checked the certificate of
+    the peer, may carry the stream; the hello states only the tier of the peer then.
 
     The block ends normally when the peer ends the stream, is cut, is silent or does not read; `finally` is the place to
     release resources. Raises FailedPrecondition if the first frame is not a hello of a protocol version of ours,
@@ -89,7 +91,7 @@ async def accept_stream(
         text = f"no `hello` was received within {HELLO_TIMEOUT_S:g} s; send it first, and other frames after ours"
         raise FailedPrecondition(text, reason="HELLO_MISSING") from None
     if tiers:
-        _check_peer(context, peer.hello, tiers)
+        _check_peer(context, peer.hello, tiers, may_be_relayed=may_be_relayed)
     counters.open += 1
     # Not a TaskGroup, which would wrap an exception of the caller's block into an ExceptionGroup.
     writing = asyncio.create_task(peer.write(context.write))
@@ -107,12 +109,13 @@ async def accept_stream(
         log.debug("stream_closed", peer=peer.hello.instance_id, ended=peer.has_peer_ended, because=peer.close_reason)
 
 
-def _check_peer(context: Any, hello: Hello, tiers: Sequence[str]) -> None:
+def _check_peer(context: Any, hello: Hello, tiers: Sequence[str], *, may_be_relayed: bool) -> None:
     """Raise HelloMismatch if the hello is of another process than the certificate, or this stream of other tiers."""
     identity = peer_identity(context)
     if identity is None:
         return
-    check_hello(hello, identity.tier, identity.instance_id)
+    if not (may_be_relayed and identity.tier == "envoy"):
+        check_hello(hello, identity.tier, identity.instance_id)
     if hello.tier not in tiers:
         raise HelloMismatch(f"this stream is for {' and '.join(tiers)}, the hello is of tier {hello.tier[:64]!r}")
 

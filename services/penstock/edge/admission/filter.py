@@ -58,6 +58,8 @@ class CallerClassCache:
 
 log = structlog.get_logger()
 
+# Whether another region may take a request of the caller, with this identity, for the model with this key.
+CanSpill = Callable[[Credential, Identity, str], bool]
 IdentityLookup = Callable[[Credential, "Priority.ValueType"], Identity | None]
 
 EDGE_TIER, QUEUE_TIER = "edge", "queue"  # the tier that rejected
@@ -78,7 +80,15 @@ class AdmissionFilter:
     Requests of unknown callers and resumed answers pass; auth and the queue decide about them.
     """
 
-    def __init__(self, find_identity: IdentityLookup, catalog: ModelCatalog, *, default_output_tokens: int) -> None:
+    def __init__(
+        self,
+        find_identity: IdentityLookup,
+        catalog: ModelCatalog,
+        *,
+        default_output_tokens: int,
+        can_spill: CanSpill | None = None,  # None: no other region is configured
+    ) -> None:
+        self._can_spill = can_spill
         self._find_identity = find_identity
         self._catalog = catalog
         self._default_output_tokens = default_output_tokens
@@ -126,7 +136,14 @@ class AdmissionFilter:
         )
         demand = caller and self._min_demand(estimate, caller.context_length, arrived_at, time_limit)
         if caller and demand:
-            self._check_cached(estimate, caller.traffic_class, demand, traceparent, caller.key_id)
+            self._check_cached(
+                estimate,
+                caller.traffic_class,
+                demand,
+                credential=credential,
+                traceparent=traceparent,
+                key_id=caller.key_id,
+            )
         return admission
 
     def check_planned(self, passage: RequestContext, plan: GenerationPlan) -> None:
@@ -142,8 +159,9 @@ class AdmissionFilter:
                     estimate_from_spec(passage.spec),
                     traffic_class,
                     demand,
-                    passage.telemetry.traceparent,
-                    identity.key_id,
+                    credential=passage.credential,
+                    traceparent=passage.telemetry.traceparent,
+                    key_id=identity.key_id,
                 )
 
     def on_queued(self, passage: RequestContext, queued: Queued, now: float) -> None:
@@ -199,15 +217,25 @@ class AdmissionFilter:
         estimate: RequestEstimate,
         traffic_class: TrafficClass,
         demand: RequestDemand,
+        *,
+        credential: Credential,
         traceparent: str,
         key_id: str,
     ) -> None:
-        if refusal := self._cache.find(traffic_class, demand):
+        refusal = self._cache.find(traffic_class, demand)
+        if refusal and not self._may_leave(credential, traffic_class):
             labels = RejectionLabels(refusal.reason, EDGE_TIER, traffic_class.priority)
             self._record_rejection(
                 labels, estimate, traffic_class, demand.arrived_at, traceparent=traceparent, key_id=key_id
             )
             raise refusal.to_error(demand.arrived_at)
+
+    def _may_leave(self, credential: Credential, traffic_class: TrafficClass) -> bool:
+        """Return whether another region may take a request that the queue would reject. It passes to the queue then."""
+        if self._can_spill is None:
+            return False
+        identity = self._find_identity(credential, traffic_class.priority)
+        return identity is not None and self._can_spill(credential, identity, traffic_class.model)
 
     def _record_rejection(
         self,
@@ -238,7 +266,7 @@ class AdmissionFilter:
 
 
 def _is_new(passage: RequestContext) -> bool:
-    return passage.request.attempt == 1 and not passage.spec.is_continued
+    return passage.request.attempt == 1 and not passage.spec.is_continued and not passage.away
 
 
 def _rejection_windows(windows: Iterable[RejectionWindowMessage]) -> list[RejectionWindow]:

@@ -128,6 +128,10 @@ class ModelCatalog:
         except PenstockError:
             return None
 
+    def get_version(self, key: str) -> LoadedModel | None:
+        """Return the loaded model with a key."""
+        return self._models.get(key)
+
     def list(self) -> list[ModelMessage]:
         """Return the loaded models, sorted by name."""
         names = sorted(self._versions())

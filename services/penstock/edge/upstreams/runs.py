@@ -14,6 +14,20 @@ from penstock.edge.lifecycle.output import LikeliestTokens
 from penstock.mesh.v1.worker_pb2 import Step
 
 
+class StreamRunHandle:
+    """Handle of one run on a stream."""
+
+    def __init__(self, stream: "RunStream", handle: int) -> None:
+        self._stream = stream
+        self._handle = handle
+
+    def cancel(self) -> None:
+        self._stream.cancel(self._handle)
+
+    def discard(self) -> None:
+        self._stream.discard(self._handle)
+
+
 class RunStream:
     """The runs of one stream. Frames about an unknown handle are ignored."""
 
@@ -32,8 +46,15 @@ class RunStream:
         self._contexts[self._last_handle] = context
         return self._last_handle
 
+    def cancel(self, handle: int) -> None:
+        """Cancel a run. Its end is a frame."""
+        raise NotImplementedError
+
     def discard(self, handle: int) -> None:
         """Ignore further frames about a run."""
+        self._remove(handle)
+
+    def _remove(self, handle: int) -> None:
         self._contexts.pop(handle, None)
 
     def _on_run_frame(self, kind: str | None, frame: Any) -> None:
@@ -91,7 +112,7 @@ class RunStream:
     def _on_run_over(self, handle: int, end: Callable[[RequestContext, float], list[Effect]]) -> None:
         context = self._contexts.get(handle)
         if context is not None:
-            self.discard(handle)
+            self._remove(handle)
             self._runner.apply(context, end(context, self._runner.now()))
 
 

@@ -6,27 +6,13 @@ from penstock.chassis.security.channels import PLAINTEXT, Dialer
 from penstock.chassis.streams.link import Link
 from penstock.edge.lifecycle.context import EffectRunner, RequestContext
 from penstock.edge.upstreams import frames
-from penstock.edge.upstreams.runs import RunStream
+from penstock.edge.upstreams.runs import RunStream, StreamRunHandle
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.mesh.v1.worker_pb2 import ExecuteRequest, ExecuteResponse
 from penstock.mesh.v1.worker_pb2_grpc import WorkerServiceStub
 from penstock.v1.stream_pb2 import Hello
 
 WorkerStream = Link[ExecuteRequest, ExecuteResponse]
-
-
-class WorkerRunHandle:
-    """Handle of one run on a worker's stream."""
-
-    def __init__(self, link: "WorkerConnection", handle: int) -> None:
-        self._link = link
-        self._handle = handle
-
-    def cancel(self) -> None:
-        self._link.cancel(self._handle)
-
-    def discard(self) -> None:
-        self._link.discard(self._handle)
 
 
 class WorkerConnection(RunStream):
@@ -66,7 +52,7 @@ class WorkerConnection(RunStream):
     def start(self, context: RequestContext, lease: Lease) -> None:
         handle = self._add(context)
         self._unsent_leases[handle] = lease
-        context.run = WorkerRunHandle(self, handle)
+        context.run = StreamRunHandle(self, handle)
         if self.is_up:
             self._send_start(handle)
 
@@ -74,8 +60,7 @@ class WorkerConnection(RunStream):
         if self._link:
             self._link.send(frames.cancel(handle))
 
-    def discard(self, handle: int) -> None:
-        """Ignore further frames about a run."""
+    def _remove(self, handle: int) -> None:
         self._unsent_leases.pop(handle, None)
         if self._contexts.pop(handle, None):
             self.last_used_at = self._runner.now()
@@ -96,7 +81,7 @@ class WorkerConnection(RunStream):
         now = self._runner.now()
         for handle, context in list(self._contexts.items()):
             if handle not in self._unsent_leases:
-                self.discard(handle)
+                self._remove(handle)
                 self._runner.apply(context, context.request.on_worker_lost(now, died=not self._is_draining))
 
     def _on_frame(self, frame: ExecuteResponse) -> None:
