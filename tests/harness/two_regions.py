@@ -1,12 +1,12 @@
 """Two edges of two regions, each with scripted auth, queue and workers. The edge of `home` offers to `us`."""
 
+import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from edge_mesh import EdgeMesh, FakeWorker, edge_mesh
+from edge_mesh import TIMEOUT_S, EdgeMesh, FakeWorker, edge_mesh
 from penstock.chassis.errors import Overloaded
-
-HOME_WORKER, US_WORKER = "home-1", "us-1"
+from penstock.proofs.testbed.tcp_relays import RelayEnds, TcpRelay
 
 
 def full(retry_after=2.0):
@@ -17,6 +17,7 @@ def full(retry_after=2.0):
 class TwoRegions:
     home: EdgeMesh
     us: EdgeMesh
+    link: TcpRelay  # between the edges
 
     def shed_at_home(self, count=1):
         """The queue at home rejects the next tickets."""
@@ -32,32 +33,34 @@ class TwoRegions:
                 finished = response.finished
         return "".join(texts), finished
 
+    async def at_rest(self):
+        """Wait until no edge has a request or a reservation."""
+        await wait_for(self.us, guests=0, active_requests=0)
+        await wait_for(self.home, active_requests=0, reservations_open=0, spilled_requests=0)
+
 
 @asynccontextmanager
-async def two_regions(*, us=None, home=None, allowed=("us",), us_settings=None, **settings):
-    """`settings`: of the edge at home."""
+async def two_regions(*, us=(), home=None, allowed=("us",), us_settings=None, **settings):
+    """`us`: workers. `allowed`: regions of the tenant. `settings`: of the edge at home."""
     async with AsyncExitStack() as stack:
-        us_mesh = await stack.enter_async_context(
-            edge_mesh(fakes=[us or FakeWorker(US_WORKER)], instance_id="us-e1", **(us_settings or {}))
+        us_edge = edge_mesh(fakes=us or [FakeWorker("us-1")], instance_id="us-e1", **(us_settings or {}))
+        us_mesh = await stack.enter_async_context(us_edge)
+        link = TcpRelay(RelayEnds("home", "us"), us_mesh.address)
+        await stack.enter_async_context(link.listening())
+        home_edge = edge_mesh(
+            fakes=[home or FakeWorker("home-1")],
+            allowed_regions=lambda _: allowed,
+            regions=(f"us={link.address}",),
+            **settings,
         )
-        home_mesh = await stack.enter_async_context(
-            edge_mesh(
-                fakes=[home or FakeWorker(HOME_WORKER)],
-                allowed_regions=lambda _: allowed,
-                regions=(f"us={us_mesh.address}",),
-                **settings,
-            )
-        )
-        regions = TwoRegions(home_mesh, us_mesh)
+        home_mesh = await stack.enter_async_context(home_edge)
         await wait_for(home_mesh, region_links_up=1)
-        yield regions
+        yield TwoRegions(home_mesh, us_mesh, link)
 
 
 async def wait_for(mesh, **figures):
     """Wait until an edge has these figures."""
-    import asyncio
-
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(TIMEOUT_S):
         while True:
             found = await mesh.figures()
             if {name: found[name] for name in figures} == figures:
