@@ -50,12 +50,12 @@ def generation_plan(**changes):
     return replace(DEFAULT_PLAN, **{"detokenizer": LetterDetokenizer(), **changes})
 
 
-def new_active_request():
-    return ActiveRequest("t1", arrived_at=0.0, deadline=DEADLINE, limits=LIMITS)
+def new_active_request(**limits):
+    return ActiveRequest("t1", arrived_at=0.0, deadline=DEADLINE, limits=replace(LIMITS, **limits))
 
 
-def queued_request(**changes):
-    request = new_active_request()
+def queued_request(*, spills=False, **changes):
+    request = new_active_request(spills=spills)
     assert request.on_tokenized(generation_plan(**changes), 1.0) == [Reserve()]
     assert request.on_admitted(Identity(tenant_id="acme"), "r1", 2.0) == [Enqueue()]
     return request

@@ -16,13 +16,16 @@ from active_requests import (
 from penstock.chassis.errors import (
     Aborted,
     InvalidArgument,
+    Overloaded,
     QuotaExceeded,
     Unavailable,
 )
-from penstock.edge.lifecycle.effects import Accept, Emit, Enqueue, Finish, Settle, StartRun, Withdraw
+from penstock.edge.lifecycle.effects import Accept, Emit, Enqueue, Finish, Offer, Settle, StartRun, Withdraw
 from penstock.edge.lifecycle.record import RequestState
 from penstock.mesh.v1.admission_pb2 import Identity
 from penstock.v1.inference_pb2 import FINISH_REASON_LENGTH, PRIORITY_BATCH
+
+REGIONS = "us", "ap"
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -31,7 +34,7 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.now = 0.0
-        self.request = new_active_request()
+        self.request = new_active_request(spills=True)
         self.emitted = []
         self.endings = []
         self.settles = []
@@ -54,6 +57,16 @@ class AnyOrder(RuleBasedStateMachine):
                 assert not self.endings, "a ticket or a run after the ending"
             if isinstance(effect, Enqueue | StartRun | Withdraw):
                 self.has_ticket = isinstance(effect, Enqueue)
+            if isinstance(effect, Offer):
+                assert self.was_admitted, "an offer before the reservation"
+                self.offer()
+
+    def offer(self):
+        """Offer the request as its runner does: to a region, or to none once both have rejected it."""
+        if len(self.request.offered_to) < len(REGIONS):
+            self.request.on_offered(REGIONS[len(self.request.offered_to)], self.now)
+        else:
+            self.take(self.request.on_no_region())
 
     @initialize(stop=st.sampled_from(["", "d"]), early=st.booleans(), embedding_size=st.sampled_from([0, 0, 3]))
     def tokenize(self, stop, early, embedding_size):
@@ -93,6 +106,25 @@ class AnyOrder(RuleBasedStateMachine):
     def shed(self, reason):
         self.has_ticket = False
         self.take(self.request.on_queue_rejected(Unavailable("", reason=reason, retry_after=1.0), self.now))
+
+    @rule()
+    def rejected_for_load(self):
+        self.has_ticket = False
+        self.take(self.request.on_queue_rejected(Overloaded("", retry_after=1.0), self.now))
+
+    @rule()
+    def region_rejects(self):
+        self.take(self.request.on_offer_rejected())
+
+    @rule()
+    def region_starts(self):
+        self.take(self.request.on_region_started(self.now))
+
+    @rule()
+    def a_run_begins_in_another_region(self):
+        self.admitted(0)
+        self.rejected_for_load()
+        self.region_starts()
 
     @rule(attempt=st.integers(1, 3), start=st.booleans())
     def leased(self, attempt, start):

@@ -234,7 +234,7 @@ class AdmissionFilter:
         """Return whether another region may take a request that the queue would reject. It passes to the queue then."""
         if self._can_spill is None:
             return False
-        identity = self._find_identity(credential, traffic_class.priority)
+        identity = self._find_identity(credential, traffic_class.priority)  # type: ignore[arg-type]  # of the enum
         return identity is not None and self._can_spill(credential, identity, traffic_class.model)
 
     def _record_rejection(

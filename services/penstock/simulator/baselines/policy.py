@@ -60,7 +60,7 @@ class BaselinePolicy:
             return TtftTargets()
         classes = Priority.PRIORITY_INTERACTIVE, Priority.PRIORITY_STANDARD
         return ExemptingTtftTargets(
-            {int(each): ttft_target for each in classes}, options[HEADROOM_OPTION], exempt_tickets
+            {int(each): ttft_target for each in classes}, options[HEADROOM_OPTION], exempt_tickets=exempt_tickets
         )
 
     def rejection(self) -> Overloaded:
