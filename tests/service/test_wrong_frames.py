@@ -21,9 +21,10 @@ from penstock.chassis.errors import error_from_rpc
 from penstock.chassis.lifecycle import background
 from penstock.chassis.streams.link import Link
 from penstock.mesh.limits.bounds import FRAMES, SLOTS
-from penstock.mesh.v1 import admission_pb2, queue_pb2, scheduler_pb2, worker_pb2
+from penstock.mesh.v1 import admission_pb2, queue_pb2, region_pb2, scheduler_pb2, worker_pb2
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
+from penstock.mesh.v1.region_pb2_grpc import RegionServiceStub
 from penstock.mesh.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from penstock.mesh.v1.worker_pb2_grpc import WorkerServiceStub
 from penstock.v1.inference_pb2 import SessionRequest
@@ -205,14 +206,26 @@ async def execute(model):
         yield Target(worker.address, lambda to: WorkerServiceStub(to).Execute, worker_pb2.ExecuteRequest, check)
 
 
+@asynccontextmanager
+async def guests():
+    async with edge_mesh() as mesh:
+
+        async def check():
+            texts = [each.delta.text async for each in mesh.generate(max_output_tokens=3)]
+            assert "".join(texts) == text_of(3)
+
+        frame_type = region_pb2.RegionServiceRunRequest
+        yield Target(mesh.address, lambda to: RegionServiceStub(to).Run, frame_type, check)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
-@pytest.fixture(params=["admit", "submit", "dispatch", "attach", "execute"])
+@pytest.fixture(params=["admit", "submit", "dispatch", "attach", "guests", "execute"])
 async def target(request, model):
-    servers = {"admit": admit, "submit": submit, "dispatch": dispatch, "attach": attach}
+    servers = {"admit": admit, "submit": submit, "dispatch": dispatch, "attach": attach, "guests": guests}
     async with servers[request.param]() if request.param in servers else execute(model) as found:
         yield found
 

@@ -23,10 +23,12 @@ from penstock.chassis.streams.protocol import hello_of
 from penstock.mesh.v1.admission_pb2 import AdmitResponse
 from penstock.mesh.v1.batch_pb2 import RunResponse
 from penstock.mesh.v1.queue_pb2 import DispatchResponse, SubmitResponse
+from penstock.mesh.v1.region_pb2 import RegionServiceRunResponse
 from penstock.mesh.v1.scheduler_pb2 import AttachResponse
 from penstock.mesh.v1.worker_pb2 import ExecuteResponse, Step
 from penstock.v1.inference_pb2 import Sampling
 from queue_streams import ticket
+from region_edges import region_edge
 from scheduler_streams import TIMEOUT_S, scheduler_of, shard_server, worker_at
 from tiny_model import write_tiny_model
 from worker_mesh import connected_edge, running_worker
@@ -139,6 +141,15 @@ async def edge_of_a_batch_process():
             yield WrongServer(RunResponse, lambda: wrong.peer, check)
 
 
+@asynccontextmanager
+async def region_of_an_edge():
+    async with (
+        region_edge() as (other, address),
+        edge_mesh(regions=(f"us={address}",), allowed_regions=lambda _: ("us",)) as mesh,
+    ):
+        yield WrongServer(RegionServiceRunResponse, lambda: other.peer, lambda: check_answer(mesh))
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
@@ -150,6 +161,7 @@ SERVERS = {
     "shard-edge": shard_of_an_edge,
     "worker-edge": worker_of_an_edge,
     "edge-batch": edge_of_a_batch_process,
+    "region-edge": region_of_an_edge,
 }
 
 
