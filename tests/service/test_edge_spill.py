@@ -11,6 +11,7 @@ from line_streams import line_client
 from penstock.mesh.v1 import batch_pb2
 from penstock.mesh.v1.queue_pb2 import RejectionWindow
 from penstock.proofs.testbed.tcp_relays import CutDirection
+from penstock.v1.admin_pb2 import ExplainRequest
 from penstock.v1.inference_pb2 import PRIORITY_STANDARD, Sampling
 from two_regions import full, two_regions, wait_for
 
@@ -47,6 +48,9 @@ async def test_a_rejected_request_runs_in_another_region_and_is_charged_at_home(
         assert (ticket.tenant_id, ticket.priority, ticket.weight) == ("acme", PRIORITY_STANDARD, 1.0)
         assert ticket.away_nanos > 0
         assert not ticket.may_have_run
+        [reserve] = regions.home.auth.reserves
+        explained = (await regions.home.admin.Explain(ExplainRequest(id=reserve.request_id))).request
+        assert (explained.worker_id, explained.rejected_by, explained.attempts) == ("region:us", "", 1)
         assert regions.us.auth.reserves == []
         assert regions.us.auth.settles.empty()
         await regions.at_rest()

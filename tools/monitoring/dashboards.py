@@ -114,6 +114,22 @@ EDGE = Dashboard(
         Panel("Duration of requests", "s", quantiles(DURATION)),
         panel("Refused for load", "reqps", "{{tier}} {{reason}}", rate("penstock_edge_rejected_total", "tier, reason")),
         Panel(
+            "Between regions",
+            "reqps",
+            {
+                "offered to {{region}}: {{outcome}}": rate("penstock_edge_spill_offers_total", "region, outcome"),
+                "guests: {{outcome}}": rate("penstock_edge_guest_offers_total", "outcome"),
+            },
+        ),
+        Panel(
+            "Requests in other regions",
+            "short",
+            {
+                "in {{region}}": total("penstock_edge_spilled", "region"),
+                "guests here": total("penstock_edge_guests"),
+            },
+        ),
+        Panel(
             "Ended early",
             "reqps",
             {
