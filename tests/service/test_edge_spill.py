@@ -48,12 +48,13 @@ async def test_a_rejected_request_runs_in_another_region_and_is_charged_at_home(
         assert (ticket.tenant_id, ticket.priority, ticket.weight) == ("acme", PRIORITY_STANDARD, 1.0)
         assert ticket.away_nanos > 0
         assert not ticket.may_have_run
-        [reserve] = regions.home.auth.reserves
-        explained = (await regions.home.admin.Explain(ExplainRequest(id=reserve.request_id))).request
-        assert (explained.worker_id, explained.rejected_by, explained.attempts) == ("region:us", "", 1)
         assert regions.us.auth.reserves == []
         assert regions.us.auth.settles.empty()
         await regions.at_rest()
+        await wait_for(regions.home, requests_remembered=1)
+        [reserve] = regions.home.auth.reserves
+        explained = (await regions.home.admin.Explain(ExplainRequest(id=reserve.request_id))).request
+        assert (explained.worker_id, explained.rejected_by, explained.attempts) == ("region:us", "", 1)
 
 
 async def test_a_request_that_the_queue_admits_stays():
