@@ -8,6 +8,7 @@ import pytest
 
 from edge_mesh import FakeWorker, text_of
 from line_streams import line_client
+from penstock.chassis.errors import DeadlineExceeded
 from penstock.mesh.v1 import batch_pb2
 from penstock.mesh.v1.queue_pb2 import RejectionWindow
 from penstock.proofs.testbed.tcp_relays import CutDirection
@@ -143,6 +144,32 @@ async def test_an_answer_continues_at_home_if_the_link_is_cut():
         await wait_for(regions.us, guests=0, active_requests=0)
         regions.link.restore()
         await wait_for(regions.home, region_links_up=1)
+
+
+async def test_a_cut_among_many_answers_loses_no_token_and_charges_each_answer_once():
+    count = 24
+    async with two_regions(us=[paused("us-1", index=3)]) as regions:
+        regions.shed_at_home(count)
+        answers = [asyncio.create_task(regions.answer(max_output_tokens=TOKENS)) for _ in range(count)]
+        for _ in range(count):
+            await asyncio.wait_for(regions.us.workers[0].paused.get(), 20.0)
+        regions.link.cut(CutDirection.DOWNSTREAM)  # the other region still hears of us
+        assert {text for text, _ in await asyncio.gather(*answers)} == {text_of(TOKENS)}
+        settles = [await asyncio.wait_for(regions.home.auth.settles.get(), 20.0) for _ in range(count)]
+        assert len({each.reservation_id for each in settles}) == count
+        assert {(each.prompt_tokens, each.output_tokens) for each in settles} == {(2, TOKENS)}
+        assert regions.home.auth.settles.empty()
+        regions.link.restore()
+        await regions.at_rest()
+
+
+async def test_a_deadline_that_has_passed_elsewhere_says_nothing_about_other_requests():
+    async with two_regions() as regions:
+        regions.shed_at_home(2)
+        regions.us.queue.sheds.append(DeadlineExceeded("late"))
+        await rejection_of(regions)
+        text, _ = await regions.answer(max_output_tokens=TOKENS)
+        assert text == text_of(TOKENS)
 
 
 async def test_an_answer_continues_at_home_if_the_edge_of_the_other_region_drains():

@@ -1,5 +1,7 @@
 """Stream of this edge to another region: the requests that run there, by handle."""
 
+import grpc
+
 from penstock.chassis.errors import error_from_failure
 from penstock.chassis.observability.metrics import counter
 from penstock.chassis.security.channels import PLAINTEXT, Dialer
@@ -20,6 +22,10 @@ from penstock.mesh.v1.region_pb2_grpc import RegionServiceStub
 from penstock.v1.stream_pb2 import Hello
 
 STARTED, UNANSWERED, LOST = "started", "UNANSWERED", "LOST"  # outcomes of offers beside the reasons of rejections
+# Codes of rejections that similar requests would receive. Others are about the request: its deadline, its contents.
+REMEMBERED_CODES = frozenset(
+    {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND}
+)
 
 _offers = counter(series.SPILL_OFFERS)
 
@@ -135,7 +141,8 @@ class RegionConnection(RunStream):
             return
         error = error_from_failure(rejected.failure)
         self._policy.on_answer(self.region, now - self._offered_at[rejected.handle])
-        self._policy.on_rejected(self.region, offer_class(context), error.retry_after, now)
+        if error.code in REMEMBERED_CODES:
+            self._policy.on_rejected(self.region, offer_class(context), error.retry_after, now)
         _offers.labels(self.region, error.reason).inc()
         self._remove(rejected.handle)
         context.run = None

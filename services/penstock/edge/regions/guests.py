@@ -1,7 +1,6 @@
 """The service `RegionService` of an edge: runs requests of other regions as guests."""
 
 import asyncio
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -27,6 +26,7 @@ from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.regions.guest_run import GuestRun, failed_frame, rejected_frame
 from penstock.edge.regions.offered import identity_of, plan_of, spec_of
 from penstock.edge.request.estimate import AdmissionResult
+from penstock.edge.request.limits import TIMEOUT_S
 from penstock.edge.runner import RequestRunner
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.mesh.v1.region_pb2 import GuestOffer, RegionServiceRunRequest, RegionServiceRunResponse
@@ -101,7 +101,7 @@ class GuestService(RegionServiceServicer):
         if model is None:
             raise NotFound(f"this region does not serve {offer.model[:64]!r}", reason="MODEL_UNKNOWN")
         plan, now = plan_of(offer, model), self._runner.now()
-        time_limit = offer.time_left_nanos / NANOS_PER_S or math.inf
+        time_limit = offer.time_left_nanos / NANOS_PER_S or TIMEOUT_S
         run = GuestRun(offer.handle, stream, self._gateway.memory)
         context = self._gateway.create(
             spec_of(offer, model),
