@@ -35,9 +35,9 @@ from penstock.mesh.v1.batch_pb2_grpc import add_LineServiceServicer_to_server
 from penstock.mesh.v1.region_pb2_grpc import add_RegionServiceServicer_to_server
 
 
-async def run_edge(config: EdgeConfig) -> None:
+async def run_edge(config: EdgeConfig, *, allowed_regions: AllowedRegions = no_regions) -> None:
     map_large_blocks()
-    async with edge(config):
+    async with edge(config, allowed_regions=allowed_regions):
         await stop_requested()
 
 

@@ -245,7 +245,7 @@ def _allowed_failures(context: WorldContext) -> AllowedFailures:
     nemesis, tiers = context.nemesis, context.tiers
     absences = [nemesis.auth_absences.get(each.name, []) for each in tiers.of("auth")]
     return allowed_failures(
-        lambda tier: [each.downtimes_until(context.world.now) for each in tiers.of(tier)],
+        lambda tier: [each.downtimes_until(context.world.now) for each in tiers.at_home(tier)],
         nemesis.disturbed,
         context.engine_pool.replaced_at,
         auth_lost_intervals(absences) if len(absences) > 1 else None,
@@ -352,8 +352,11 @@ def _wait_at_rest(context: WorldContext) -> list[Violation]:
 
 
 def _max_cancel_delay(plan: WorldPlan) -> float:
-    """Return the time in s from a client's cancel to the last step with its sequence: three hops and one step."""
-    return 3 * (LATE_DELAY_S if plan.late_frame_share else DELAY_S)[1] + MAX_STEP_S
+    """Return the time in s from a client's cancel to the last step with its sequence: three hops and one step.
+
+    To another region there are two hops more.
+    """
+    return (5 if plan.shape.other else 3) * (LATE_DELAY_S if plan.late_frame_share else DELAY_S)[1] + MAX_STEP_S
 
 
 def _probe_requests(plan: WorldPlan) -> Iterator[PlannedRequest]:

@@ -21,7 +21,10 @@ REJECTION_REASONS = ("AUTH_LOST", "STORE_UNAVAILABLE", *LIMIT_REASONS)  # of aut
 NO_TICKETS: Mapping[int, str] = MappingProxyType({})
 # In a world, a shard gives up a run without reports after seconds.
 FIGURES_ZERO_AT_REST = MESH_FIGURES_ZERO_AT_REST | {
-    "edge": (*MESH_FIGURES_ZERO_AT_REST["edge"], "responses_held", "responses_followed", "response_tasks", "lines"),
+    "edge": (
+        *MESH_FIGURES_ZERO_AT_REST["edge"],
+        *("responses_held", "responses_followed", "response_tasks", "lines", "guests", "spilled_requests"),
+    ),
     "queue": (*MESH_FIGURES_ZERO_AT_REST["queue"], "running"),
 }
 MAX_CRASHES_PER_REQUEST = 2  # the second crash identifies the request among the suspects of the first

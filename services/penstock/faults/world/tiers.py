@@ -1,8 +1,8 @@
 """The processes of one mesh; each runs the composition root of its tier with a complete configuration."""
 
 import random
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -47,6 +47,12 @@ class MeshShape:
     response_buffer_bytes: int = 65_536
     has_responses: bool = False  # edges serve HTTP, and store responses
     batches: int = 0  # replicas of the batch tier, which share a database; above 0, edges serve HTTP
+    max_depth: int = 100_000  # tickets that wait in a shard
+    other: "MeshShape | None" = None  # region to which edges offer the requests that their queues reject
+    # Of the other region.
+    region: str = ""  # before the names of its processes; empty: the clients' region
+    first_port: int = BASE_PORT
+    home_auths: tuple[str, ...] = ()  # addresses, in the place of an auth of its own, which guests need not
 
     def addresses(self, tier: str) -> tuple[str, ...]:
         count = {
@@ -57,7 +63,9 @@ class MeshShape:
             "worker": self.workers,
             "batch": self.batches,
         }
-        port = BASE_PORT + 100 * list(count).index(tier)
+        if tier == "auth" and self.home_auths:
+            return self.home_auths
+        port = self.first_port + 100 * list(count).index(tier)
         return tuple(f"127.0.0.1:{port + number}" for number in range(count[tier]))
 
     @property
@@ -69,7 +77,20 @@ class MeshShape:
         return tuple(http_address(each) for each in self.addresses("edge"))
 
     def names(self, tier: str) -> list[str]:
-        return [f"{tier}{number}" for number in range(len(self.addresses(tier)))]
+        return [f"{self.region}{tier}{number}" for number in range(len(self.addresses(tier)))]
+
+    def with_other_region(self, max_depth: int) -> "MeshShape":
+        """Return two regions, of which this one rejects tickets beyond `max_depth` waiting ones."""
+        other = replace(
+            self,
+            edges=1,
+            queues=1,
+            schedulers=1,
+            region="us-",
+            first_port=BASE_PORT + 1_000,
+            home_auths=self.addresses("auth"),
+        )
+        return replace(self, max_depth=max_depth, other=other)
 
     def random_clocks(self, rng: random.Random) -> dict[str, HostClock]:
         """Return a clock for the host of each process. Clients keep the time of the world."""
@@ -94,9 +115,14 @@ class Tiers:
     processes: dict[str, Process] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for tier in ("auth", "queue", "scheduler", "worker", "edge", "batch"):
-            for name, address in zip(self.shape.names(tier), self.shape.addresses(tier), strict=True):
-                self._add(name, tier, address)
+        self._add_region(self.shape, ("auth", "queue", "scheduler", "worker", "edge", "batch"))
+        if self.shape.other:
+            self._add_region(self.shape.other, ("queue", "scheduler", "worker", "edge"))
+
+    def _add_region(self, shape: MeshShape, tiers: Sequence[str]) -> None:
+        for tier in tiers:
+            for name, address in zip(shape.names(tier), shape.addresses(tier), strict=True):
+                self._add(shape, name, tier, address)
 
     def start(self) -> None:
         for process in list(self.processes.values()):
@@ -106,8 +132,13 @@ class Tiers:
     def of(self, *tiers: str) -> list[Process]:
         return [each for each in self.processes.values() if each.tier in tiers]
 
-    def _add(self, name: str, tier: str, address: str) -> None:
-        main: Main = partial(_MAINS[tier], self.shape, address)
+    def at_home(self, tier: str) -> list[Process]:
+        """Return the processes of a tier in the clients' region."""
+        names = self.shape.names(tier)
+        return [each for each in self.of(tier) if each.name in names]
+
+    def _add(self, shape: MeshShape, name: str, tier: str, address: str) -> None:
+        main: Main = partial(_MAINS[tier], shape, address)
         process = self.processes[name] = Process(name, tier, address, main, self.network)
         if tier == "worker":
             engine = FakeEngineProcess(f"{name}.engine", "engine", "", main, self.network)
@@ -129,7 +160,10 @@ def _edge(shape: MeshShape, address: str, instance_id: str) -> Coroutine[Any, An
             http_listen=http_address(address) if shape.has_http else "",
             response_keys=RESPONSE_KEYS if shape.has_responses else "",
             batches=shape.addresses("batch"),
-        )
+            regions=(f"us={shape.other.addresses('edge')[0]}",) if shape.other else (),
+            spill_stay=(),
+        ),
+        allowed_regions=lambda _: ("us",),
     )
 
 
@@ -146,11 +180,12 @@ def _auth(_: MeshShape, address: str, instance_id: str) -> Coroutine[Any, Any, N
     return run_auth(config)
 
 
-def _queue(_: MeshShape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
+def _queue(shape: MeshShape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
     return run_queue(
         QueueConfig(
             listen=address,
             instance_id=instance_id,
+            max_depth=shape.max_depth,
             recent_lease_ttl=4.0,
             drain_grace=1.0,
             unavailable_model_timeout=PATIENCE_S,
