@@ -218,7 +218,7 @@ class RequestRunner:
                 self.auth.reserve(context)
             case Enqueue():
                 self._enqueue(context)
-            case PlanAgain() if context.away:  # a guest has no text to tokenize
+            case PlanAgain() if context.away_nanos:  # a guest has no text to tokenize
                 self.fail(context, model_replaced())
             case PlanAgain():
                 self.run_task(self._plan_again(context), f"plan {context.ticket_id}")

@@ -266,7 +266,7 @@ class AdmissionFilter:
 
 
 def _is_new(passage: RequestContext) -> bool:
-    return passage.request.attempt == 1 and not passage.spec.is_continued and not passage.away
+    return passage.request.attempt == 1 and not passage.spec.is_continued and not passage.away_nanos
 
 
 def _rejection_windows(windows: Iterable[RejectionWindowMessage]) -> list[RejectionWindow]:

@@ -39,7 +39,7 @@ class RequestContext:
     route: str = ""  # by which the caller named the model; empty: by its own name
     limit_headers: Headers = ()  # of its admission or rejection by auth; empty if its caller has no such limits
     shard: str = ""  # address of the shard that holds the ticket; empty if none does
-    away: float = 0.0  # s of its TTFT target that a guest spends outside of this region; 0: not a guest
+    away_nanos: int = 0  # of its TTFT target, that a guest spends outside of this region; 0: not a guest
     poison_fingerprint: int = 0  # of its ticket; 0 until it is computed
     hold_settlement: SettlementHold | None = None  # receives the settlement in place of auth
     on_settled: Callable[[], None] | None = None  # called once auth has recorded the settlement, or never will

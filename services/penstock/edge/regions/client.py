@@ -77,7 +77,7 @@ class RegionClient:
     def _next_region(self, context: RequestContext) -> str | None:
         """Return the next region for a request. Lines of batches, embeddings and guests stay."""
         request = context.request
-        if context.credential.delegation or request.plan.embedding_size or context.away:
+        if context.credential.delegation or request.plan.embedding_size or context.away_nanos:
             return None
         now = self._runner.now()
         return self._policy.choose(

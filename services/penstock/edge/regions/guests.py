@@ -110,7 +110,7 @@ class GuestService(RegionServiceServicer):
             run,
             traceparent=traceparent_or_empty(offer.traceparent),
         )
-        context.away = max(1, offer.away_nanos) / NANOS_PER_S
+        context.away_nanos = max(1, offer.away_nanos)
         context.hold_settlement = partial(self._on_settled, run, context)
         stream.guests[offer.handle] = context
         self._gateway.add_bytes(context, plan.prompt_bytes)

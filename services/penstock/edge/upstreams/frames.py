@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from penstock.chassis.durations import NANOS_PER_S, nanos_left, nanos_since
+from penstock.chassis.durations import nanos_left, nanos_since
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.effects import Settle as SettleEffect
 from penstock.edge.lifecycle.output import GenerationPlan
@@ -116,7 +116,7 @@ def _ticket(context: RequestContext, now: float) -> Ticket:
         traceparent=context.telemetry.traceparent,
         fingerprint=context.poison_fingerprint,
         may_have_run=context.spec.is_continued,
-        away_nanos=round(context.away * NANOS_PER_S),
+        away_nanos=context.away_nanos,
     )
 
 
