@@ -163,7 +163,6 @@ def _edge(shape: MeshShape, address: str, instance_id: str) -> Coroutine[Any, An
             regions=(f"us={shape.other.addresses('edge')[0]}",) if shape.other else (),
             spill_stay=(),
         ),
-        allowed_regions=lambda _: ("us",),
     )
 
 
