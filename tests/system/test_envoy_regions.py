@@ -27,7 +27,7 @@ async def http_answer(region, path):
         return answer.status_code, answer.text
 
 
-async def answers(region, calls=50):
+async def answers(region, calls=30):
     """The edges that answer so many calls at the same time."""
     return set(await asyncio.gather(*(region.unary() for _ in range(calls))))
 
