@@ -1,6 +1,7 @@
 """Regions with a real Envoy and control plane each: calls leave a region only if they must and may."""
 
 import asyncio
+from contextlib import suppress
 
 import grpc
 import httpx
@@ -27,7 +28,7 @@ async def http_answer(region, path):
         return answer.status_code, answer.text
 
 
-async def answers(region, calls=50):
+async def answers(region, calls=30):
     """The edges that answer so many calls at the same time."""
     return set(await asyncio.gather(*(region.unary() for _ in range(calls))))
 
@@ -47,12 +48,21 @@ async def test_calls_of_a_region_whose_edges_die_are_answered_by_the_next_one_an
         async with Backend("eu1").running() as returned:
             eu.front.write_edges(returned.edge)
             await sees_healthy(eu.front, "edge_grpc", 1)
+            await returns_home(eu, b"eu1")
             assert await answers(eu) == {b"eu1"}
         assert await answers(eu) == {b"ap0"}
         calls = len(ap.backends[0].calls)
         await ap.stop_edges()
         assert await refusal(eu.unary()) == UNSERVED
         assert len(ap.backends[0].calls) == calls
+
+
+async def returns_home(region, edge):
+    """Return once a call reaches `edge`. Just after all edges were replaced, Envoy may fail a call with no host."""
+    while True:
+        with suppress(grpc.aio.AioRpcError):
+            if await region.unary() == edge:
+                return
 
 
 async def test_without_the_word_of_auth_no_call_leaves_and_none_enters(tmp_path):
