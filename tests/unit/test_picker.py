@@ -173,6 +173,16 @@ def test_a_prompt_goes_where_its_prefix_was_placed():
     assert other.destinations[0] != first.destinations[0]
 
 
+def test_a_prompt_is_not_expected_in_a_cache_for_ever():
+    picker = picker_of(A, B, slots=8, down_after=10_000.0)
+    hashes = prefix_hashes(b"system prompt " * 2_000, "small")
+    submit(picker, prompt_tokens=7_000, prefix_hashes=hashes)
+    for now, is_expected in ((300.0, True), (599.0, True), (600.0, False)):
+        picker.fleet.expire(now)
+        expected, _ = picker.fleet.pool.prefix_index.expected_prefix(hashes)
+        assert bool(expected) == is_expected
+
+
 def test_the_endpoint_that_served_has_the_slot():
     picker = picker_of(A, B)
     pick = submit(picker, subset=frozenset({A}))

@@ -15,6 +15,8 @@ from penstock.scheduler.fleet.worker import Worker
 
 log = structlog.get_logger()
 
+PLACED_TTL_S = 300.0  # s for which a prompt is expected in the cache of its endpoint, at least; twice as long at most
+
 
 class EndpointFleet:
     """The endpoints by address. Events of their scrapes change their state; `expire` applies the passage of time."""
@@ -24,6 +26,7 @@ class EndpointFleet:
         self.endpoints: dict[str, Endpoint] = {}
         self.pool = Pool(LowestTtft())
         self.models: frozenset[str] = frozenset()  # that the servers report
+        self._prefixes_expire_at = PLACED_TTL_S
 
     def __repr__(self) -> str:
         return f"<EndpointFleet {len(self.pool)} of {len(self.endpoints)} usable>"
@@ -86,6 +89,9 @@ class EndpointFleet:
         for endpoint in self:
             if endpoint.state_at(now) is not endpoint.state:
                 self._update(endpoint, now)
+        if now >= self._prefixes_expire_at:
+            self.pool.prefix_index.expire_placed()
+            self._prefixes_expire_at = now + PLACED_TTL_S
 
     def _update(self, endpoint: Endpoint, now: float) -> None:
         before, endpoint.state = endpoint.state, endpoint.state_at(now)
