@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edge_mesh import TIMEOUT_S, EdgeMesh, FakeWorker, edge_mesh
 from penstock.chassis.errors import Overloaded
-from penstock.proofs.testbed.tcp_relays import RelayEnds, TcpRelay
+from penstock.local_mesh.tcp_relay import RelayEnds, TcpRelay
 
 
 def full(retry_after=2.0):

@@ -9,9 +9,9 @@ import pytest
 from edge_mesh import FakeWorker, text_of
 from line_streams import line_client
 from penstock.chassis.errors import DeadlineExceeded
+from penstock.local_mesh.tcp_relay import CutDirection
 from penstock.mesh.v1 import batch_pb2
 from penstock.mesh.v1.queue_pb2 import RejectionWindow
-from penstock.proofs.testbed.tcp_relays import CutDirection
 from penstock.v1.admin_pb2 import ExplainRequest
 from penstock.v1.inference_pb2 import PRIORITY_STANDARD, Sampling
 from two_regions import full, two_regions, wait_for
