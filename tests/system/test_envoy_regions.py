@@ -68,6 +68,7 @@ async def returns_home(region, edge):
 async def test_without_the_word_of_auth_no_call_leaves_and_none_enters(tmp_path):
     async with running_regions(tmp_path, "eu", "us", edges=2) as (eu, us):
         await eu.backends[0].stop()
+        await sees_healthy(eu.front, "edge_grpc", 1)
         assert {await eu.unary() for _ in range(50)} == {b"eu1"}  # one healthy edge suffices
         eu.auth.regions = "us, ap"
         assert await eu.unary() in (b"us0", b"us1")

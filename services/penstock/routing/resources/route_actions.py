@@ -43,5 +43,6 @@ def retries(times: int, *, attempts_per_priority: int, retry_on: str = RETRY_ON)
 
 
 EDGE_RETRIES: Final = retries(3, attempts_per_priority=1)
-# A call whose edge has just died stays in its region if another edge of it accepts the call.
-REGION_RETRIES: Final = retries(7, attempts_per_priority=2, retry_on=f"{RETRY_ON},retriable-headers")
+# With two attempts per priority, Envoy makes the second one with the load of the first: a call fails with "no healthy
+# upstream" if a health check fails in between.
+REGION_RETRIES: Final = retries(5, attempts_per_priority=1, retry_on=f"{RETRY_ON},retriable-headers")
