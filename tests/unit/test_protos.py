@@ -127,6 +127,7 @@ CALLS = {
     "penstock.mesh.v1.BatchService.ReadFile",
     "penstock.v1.Batches.UploadFile",
     "penstock.v1.Batches.RunLines",
+    "envoy.service.ext_proc.v3.ExternalProcessor.Process",  # Envoy's protocol
 }
 
 

@@ -65,12 +65,12 @@ def test_a_rejection_holds_for_its_model_and_class_and_the_time_that_it_names():
         assert choose(found, now=10.0, offered=Offer(other, 100)) == "us"
 
 
-def test_a_rejection_holds_for_requests_that_are_at_least_as_large():
+def test_a_rejection_holds_for_requests_that_are_at_least_half_as_large():
     found = policy(up=("us",))
     found.on_rejected("us", OFFERED, 2.0, now=10.0)
-    assert [choose(found, now=11.0, offered=Offer(KIND, tokens)) for tokens in (99, 100, 101)] == ["us", None, None]
+    assert [choose(found, now=11.0, offered=Offer(KIND, tokens)) for tokens in (49, 50, 101)] == ["us", None, None]
     found.on_rejected("us", Offer(KIND, 10), 2.0, now=11.0)
-    assert [choose(found, now=11.0, offered=Offer(KIND, tokens)) for tokens in (9, 10, 99)] == ["us", None, None]
+    assert [choose(found, now=11.0, offered=Offer(KIND, tokens)) for tokens in (4, 5, 99)] == ["us", None, None]
 
 
 def test_the_rejection_of_a_request_that_has_waited_at_home_says_nothing_of_others():

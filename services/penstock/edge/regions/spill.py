@@ -1,7 +1,7 @@
 """Spill policy: which region a rejected request is offered to next. Pure; `now` is passed in.
 
 What a region said holds for a time: after a rejection it is not offered requests of the same model and class that have
-at least as many tokens, for the time that the rejection names. A region whose stream is down is offered nothing.
+at least half as many tokens, for the time that the rejection names. A region whose stream is down is offered nothing.
 """
 
 from collections.abc import Collection, Iterable
@@ -15,6 +15,7 @@ MAX_OFFERS: Final = 2  # of one request, each to another region
 MAX_REMEMBERED: Final = 1_024  # rejections of one region; the oldest are dropped first
 RETRY_AFTER_RANGE_S: Final = (0.05, 30.0)  # for which a rejection is remembered
 DEFAULT_RETRY_AFTER_S: Final = 5.0  # of a rejection that names no time, such as of an unknown model
+HELD_SHARE: Final = 0.5  # of the tokens of a rejected request, from which requests are held back
 MAX_WAITED_S: Final = 0.05  # s that a request may have waited at home, if its rejection is to be remembered
 UNANSWERED_RETRY_S: Final = 1.0  # for which a region that has not answered an offer is not asked again
 INITIAL_TRIP_S: Final = 0.1  # to a region and back, before an offer was answered
@@ -33,12 +34,12 @@ class Offer(NamedTuple):
     """A request that may be offered, as regions judge it."""
 
     kind: OfferClass
-    tokens: int  # of its prompt
+    tokens: int  # of its prompt, or a lower bound
     waited: float = 0.0  # s at home
 
 
 class _Rejection(NamedTuple):
-    """What a region said of a request, which holds for those of its class that are at least as large."""
+    """What a region said of a request, which holds for those of its class that are not much smaller."""
 
     until: float  # s
     tokens: int  # of its prompt
@@ -54,7 +55,9 @@ class _Region:
 
     def may_take(self, offer: Offer, now: float) -> bool:
         rejection = self.rejections.get(offer.kind)
-        return self.is_up and (rejection is None or rejection.until <= now or offer.tokens < rejection.tokens)
+        return self.is_up and (
+            rejection is None or rejection.until <= now or offer.tokens < HELD_SHARE * rejection.tokens
+        )
 
 
 class SpillPolicy:
