@@ -1,4 +1,4 @@
-"""Two whole meshes as regions on loopback: one key for both, and clients that survive the loss of a whole region."""
+"""Two whole meshes as regions on loopback: one key for both, requests that spill, and the loss of a whole region."""
 
 import asyncio
 
@@ -11,6 +11,7 @@ from penstock.local_mesh.regions import local_regions
 STREAM_COUNT = 16
 OUTPUT_TOKENS = 100
 TOKENS_BEFORE_KILL = 5
+SPILLED_COUNT, SPILLED_TOKENS = 8, 20  # requests at once, of which two run and one waits in their region
 SETTINGS = (
     "PENSTOCK_WORKER_SIM_BASE_S=0.03",  # s of a step, so that answers last longer than the kill
     "PENSTOCK_QUEUE_TTFT_INTERACTIVE=0",  # no request is rejected for load
@@ -67,6 +68,30 @@ async def test_a_region_is_killed_whole_under_load_and_returns(tiny_model):
             assert await sum_figure(us, "edge", "requests_started") - started >= STREAM_COUNT
             await regions.restart("eu")
             await wait_served_by(eu, client)
+
+
+async def test_what_the_queue_of_a_region_rejects_is_answered_by_another_one(tiny_model):
+    settings = (*SETTINGS, "PENSTOCK_WORKER_SLOTS=2", "PENSTOCK_QUEUE_MAX_DEPTH=1")
+    options = MeshOptions(base_port=0, engine="sim", model=tiny_model, settings=settings)
+    wanted = {**OPTIONS, "max_output_tokens": SPILLED_TOKENS}
+    async with local_regions(options, ("eu", "us")) as regions:
+        eu, us = regions.meshes["eu"], regions.meshes["us"]
+        await wait_figure(eu, "region_links_up", 1)
+        async with Client(eu.plan.proxy, api_key=eu.api_key) as client, client.session() as session:
+            expected = await client.complete("Where?", **wanted)
+            senders = [client, session] * (SPILLED_COUNT // 2)
+            answers = await asyncio.gather(*(each.complete("Where?", **wanted) for each in senders))
+        assert answers == [expected] * SPILLED_COUNT
+        assert await sum_figure(us, "edge", "requests_started") > 0
+        await wait_figure(us, "guests", 0)
+        await wait_figure(eu, "reservations_open", 0)
+        assert await sum_figure(us, "auth", "reservations") == 0, "guests are charged at home"
+
+
+async def wait_figure(mesh, name, value):
+    async with asyncio.timeout(TIMEOUT_S):
+        while await sum_figure(mesh, "edge", name) != value:  # noqa: ASYNC110  # the event happens in another process
+            await asyncio.sleep(0.02)
 
 
 async def wait_served_by(mesh, client):
