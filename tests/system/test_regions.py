@@ -1,6 +1,9 @@
 """Two whole meshes as regions on loopback: one key for both, requests that spill, and the loss of a whole region."""
 
 import asyncio
+import json
+import subprocess
+import sys
 
 from mesh import TIMEOUT_S, sum_figure
 from penstock.chassis.errors import PenstockError
@@ -83,9 +86,29 @@ async def test_what_the_queue_of_a_region_rejects_is_answered_by_another_one(tin
             answers = await asyncio.gather(*(each.complete("Where?", **wanted) for each in senders))
         assert answers == [expected] * SPILLED_COUNT
         assert await sum_figure(us, "edge", "requests_started") > 0
+        await drain_by_command(eu)
+        started = await sum_figure(eu, "edge", "requests_started")
+        async with Client(eu.plan.proxy, api_key=eu.api_key) as client:
+            assert await client.complete("Where?", **wanted) == expected
+        assert await sum_figure(eu, "edge", "requests_started") == started, "a drained region starts no request"
         await wait_figure(us, "guests", 0)
         await wait_figure(eu, "reservations_open", 0)
         assert await sum_figure(us, "auth", "reservations") == 0, "guests are charged at home"
+
+
+async def drain_by_command(mesh):
+    [routing] = mesh.plan.processes_of("routing")
+    target = ("--target", routing.admin_address, "--json")
+    await asyncio.to_thread(run_command, "regions", "drain", "eu", "--timeout", "30", *target)
+    listed = await asyncio.to_thread(run_command, "regions", "list", *target)
+    assert {each["name"]: each.get("drained", False) for each in listed} == {"eu": True, "us": False}
+
+
+def run_command(*words):
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.cli", *words], capture_output=True, text=True, check=True, timeout=TIMEOUT_S
+    )
+    return json.loads(done.stdout)
 
 
 async def wait_figure(mesh, name, value):

@@ -198,6 +198,8 @@ def test_edges_and_proxies_reach_the_doors_of_other_regions_and_open_their_own()
     assert plan.processes_of("edge")[0].environment["PENSTOCK_EDGE_REGIONS"] == others
     routing = [each.environment for each in plan.processes_of("routing")]
     assert [each["PENSTOCK_ROUTING_REGIONS"] for each in routing] == [others, others]
+    assert len({each["PENSTOCK_ROUTING_REGIONS_STATE"] for each in routing}) == 1
+    assert routing[0]["PENSTOCK_ROUTING_PROXY_STATS"].split(",") == [each.admin for each in plan.processes_of("envoy")]
     doors = [each["PENSTOCK_ROUTING_REGION_LISTEN"] for each in routing]
     assert doors == ["127.0.0.1:8082", "127.0.0.1:8092"]
 

@@ -13,6 +13,7 @@ BASE_PORT = 7000
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 REPLICA_PORT_STEP = 10  # between the ports of two replicas
 BATCH_PORT = 7029
+ENVOY_ADMIN_PORT = 8081
 REGION_DOOR_PORT = 8082  # of the first Envoy, for other regions
 REGION_LINK_PORT = 8083  # of the relay to the first other region; the next one is a replica step above
 METRICS_PORT_OFFSET = 200  # from the gRPC port of a tier to that of its /metrics
@@ -251,7 +252,10 @@ class _Planner:
         door, auths = self.address(8080, replica), self.addresses(7007, self.options.auths)
         envoy = {"ENVOY_LISTEN": door, "ENVOY_SECRETS": secrets, "AUTHS": auths}
         envoy["REGION_LISTEN"] = self.address(REGION_DOOR_PORT, replica) if self.options.region else ""
-        envoy["REGIONS"] = ",".join(self.options.other_regions)
+        if self.options.other_regions:
+            envoy["REGIONS"] = ",".join(self.options.other_regions)
+            envoy["REGIONS_STATE"] = str(self.folder / "regions.json")
+            envoy["PROXY_STATS"] = self.addresses(ENVOY_ADMIN_PORT, self.options.envoys)
         return self.tier_process("routing", replica, 7006, EDGES=",".join(edges), **envoy)
 
     def envoy(self, program: str, replica: int) -> ProcessSpec:
@@ -262,7 +266,7 @@ class _Planner:
             tier="envoy",
             argv=(*argv, "-l", "warning"),
             address=self.address(8080, replica),
-            admin=self.address(8081, replica),
+            admin=self.address(ENVOY_ADMIN_PORT, replica),
             region=self.options.region,
         )
 

@@ -7,7 +7,10 @@ import click
 from penstock.cli.options import FiniteFloat, json_option
 
 target_option = click.option(
-    "--target", default="", metavar="ADDRESS", help="admin_listen of a routing process: unix:PATH or HOST:PORT"
+    "--target",
+    default="",
+    metavar="ADDRESS",
+    help="admin_listen of a routing process: unix:PATH or HOST:PORT; or the region of a mesh here",
 )
 
 
