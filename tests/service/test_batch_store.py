@@ -179,6 +179,19 @@ def test_chunks_are_claimed_once_until_their_lease_ends(store):
     assert store("renew", [(first.key, first.epoch)], LEASE_S) == [ChunkState.LOST]
 
 
+def test_a_chunk_whose_holder_died_comes_before_new_ones_unless_it_has_outlived_many(store):
+    """Auth has forgotten a line that runs again after a hundred thousand others, and charges it twice."""
+    store.file()
+    store.divided(chunks=4)
+    [chunk] = store.claim(1)
+    for epoch in range(2, sql.EARLY_EPOCHS + 2):
+        store.now += LEASE_S + 1
+        assert [(each.key, each.epoch) for each in store.claim(1)] == [(chunk.key, epoch)]
+    store.now += LEASE_S + 1
+    assert [each.epoch for each in store.claim(3)] == [1, 1, 1]
+    assert [each.key for each in store.claim(3)] == [chunk.key]
+
+
 def test_tenants_have_as_many_chunks_at_work(store):
     store.file()
     store.file("file-2", tenant="globex")
@@ -405,7 +418,7 @@ def test_looks_for_work_read_no_row_of_a_chunk_that_is_free_or_has_ended(store):
         now = store.now
         looks = {
             sql.RUNNING: (now, now),
-            sql.HOLD_CHUNKS: (1, now, 4, now, 1),
+            sql.HOLD_CHUNKS: (1, now, 4, 1, now, 4, 4, now, 1),
             sql.DUE_JOB: (now, now),
             sql.NEXT_JOB: (now,),
             sql.OPEN_CHUNK: (1,),

@@ -45,8 +45,8 @@ def _lines(scenario: RegionsScenario, figures: Mapping[str, Any]) -> Iterator[st
         yield f"[bold]{name}[/bold]"
         yield from summary_lines(region)
         yield (
-            f"{region['goodput_share']:.1%} within the SLO; workers busy {region['engine_busy_share']:.1%} of it; "
-            f"{region['offered']:,} requests offered to others, {region['offers_rejected']:,} offers rejected"
+            f"{region['goodput_share']:.1%} within the SLO; {region['offered']:,} requests offered to others, "
+            f"{region['offers_rejected']:,} offers rejected; workers busy {region['engine_busy_share']:.1%} of the time"
         )
         if region["away"]:
             yield (

@@ -159,7 +159,8 @@ class BatchOperations:
 
     def _claim_of(self, transaction: Transaction, number: int, count: int, lease_s: float) -> list[ClaimedChunk]:
         now = transaction.now
-        found = transaction.run(sql.HOLD_CHUNKS, number, now, count, now + lease_s, number)
+        free = number, now, count
+        found = transaction.run(sql.HOLD_CHUNKS, *free, *free, count, now + lease_s, number)
         if not found:
             return []
         batch = batch_of(transaction.run(sql.READ_BATCH, number)[0])

@@ -16,6 +16,7 @@ BATCH_COLUMNS = (
 )
 _NEW_COLUMNS = f"{BATCH_COLUMNS}, idempotency_key"
 _NEW_VALUES = ", ".join("?" for _ in _NEW_COLUMNS.split(","))
+EARLY_EPOCHS = 3  # leases of a chunk after which it comes first
 CHANGING_COLUMNS = (
     "status = ?, started_at = ?, finalizing_at = ?, ended_at = ?, cancelled_at = ?, expired = ?, failure_reason = ?,"
     " failure_message = ?, lines = ?, completed = ?, failed = ?, input_tokens = ?, output_tokens = ?,"
@@ -95,10 +96,17 @@ RUNNING = """
         (SELECT min(lease_until) FROM chunks WHERE chunks.number = batches.number AND has_ended = 0 AND lease_until > ?)
     FROM batches WHERE status = 2
 """
-HOLD_CHUNKS = """
-    WITH free AS MATERIALIZED (
-        SELECT first_line FROM chunks WHERE number = ? AND has_ended = 0 AND lease_until <= ?
-        ORDER BY lease_until, first_line LIMIT ? FOR UPDATE SKIP LOCKED
+_FREE_CHUNKS = "SELECT first_line FROM chunks WHERE number = ? AND has_ended = 0 AND lease_until <= ?"
+_EARLIEST = "ORDER BY lease_until, first_line LIMIT ? FOR UPDATE SKIP LOCKED"
+# Chunks whose holder has died come first: auth charges a line once as long as it runs again within about a minute. One
+# that outlives many holders, and may have ended them, comes last.
+HOLD_CHUNKS = f"""
+    WITH lost AS MATERIALIZED ({_FREE_CHUNKS} AND lease_until > 0 AND epoch <= {EARLY_EPOCHS} {_EARLIEST}),
+    others AS MATERIALIZED ({_FREE_CHUNKS} {_EARLIEST}),
+    free AS MATERIALIZED (
+        SELECT 1 AS place, first_line FROM lost
+        UNION ALL SELECT 2, first_line FROM others WHERE first_line NOT IN (SELECT first_line FROM lost)
+        ORDER BY place, first_line LIMIT ?
     )
     UPDATE chunks SET epoch = epoch + 1, lease_until = ?
     WHERE number = ? AND first_line IN (SELECT first_line FROM free)

@@ -54,5 +54,6 @@ def _p99(requests: Iterable[SimRequest]) -> Series:
     for each in requests:
         if (first := each.transcript.ttft) is not None:
             found.setdefault(int(each.transcript.started_at / BUCKET_S), []).append(first)
-    places = sorted(found)
-    return [place * BUCKET_S for place in places], [quantile(found[place], 0.99) for place in places]
+    places = range(max(found, default=-1) + 1)
+    firsts = [quantile(found[place], 0.99) if place in found else math.nan for place in places]  # NaN: a gap
+    return [place * BUCKET_S for place in places], firsts
