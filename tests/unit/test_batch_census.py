@@ -32,7 +32,7 @@ BATCHES_OF_STORE = (
 def store(tmp_path):
     with opened_store(BatchConfig(store=":memory:", folder=str(tmp_path)), lambda: NOW) as opened:
         with opened.database.transaction() as transaction:
-            transaction.write(sql.ADD_BATCH, [sql.new_row(each) for each in BATCHES_OF_STORE])
+            transaction.write(sql.ADD_BATCH, [sql.new_row(each, "") for each in BATCHES_OF_STORE])
         yield opened
 
 

@@ -42,6 +42,7 @@ MODULES_WITH_RANDOM = (
     "penstock.chassis.streams.link",
     "penstock.client.response",
     "penstock.client.client",
+    "penstock.client.endpoints",
     "penstock.client.session",
     "penstock.edge.stored.takeover",
     "penstock.worker.scheduler_session.client",

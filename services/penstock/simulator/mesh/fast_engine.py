@@ -102,7 +102,9 @@ class FastEngine:
 
     def add(self, run: SimRun) -> None:
         self._promised_blocks += self._blocks_for(run.prompt_tokens + run.max_output_tokens)
-        assert self._promised_blocks <= self._kind.kv_blocks, "a scheduler never promises more blocks than the pool has"
+        freed = sum(self._blocks_for(each.prompt_tokens + each.max_output_tokens) for each in self._cancelling)
+        text = "a scheduler never promises more blocks than the pool has, without those of runs that it has ended"
+        assert self._promised_blocks - freed <= self._kind.kv_blocks, text
         self._waiting.append(run)
         self._yielding.on_added(run.prefill_rank, self._step_count)
 
@@ -111,7 +113,7 @@ class FastEngine:
             self._cancelling.append(run)
 
     def occupancy(self) -> EngineOccupancy:
-        running, free = len(self._decoding), self._kind.kv_blocks - self._promised_blocks
+        running, free = len(self._decoding), max(0, self._kind.kv_blocks - self._promised_blocks)
         if not self._waiting and not self._prefilling:
             return EngineOccupancy(running, free, 0)
         runs = [*self._waiting, *self._prefilling]

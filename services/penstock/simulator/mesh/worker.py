@@ -80,6 +80,7 @@ class SimWorker:
         self.leases: dict[int, str] = {}  # lease id by run
         self.runs: dict[int, SimRun] = {}
         self._arrived_at: dict[int, float] = {}  # s, by run
+        self._cancelled: set[int] = set()  # runs that have not ended, for whatever reason
         self._revoked: set[int] = set()  # runs whose leases were revoked
         self.step_ends: list[float] = []  # s; end of each step that computed or cancelled
         self.totals = StepTotals()
@@ -117,7 +118,8 @@ class SimWorker:
         self._start_step()
 
     def cancel(self, run: SimRun) -> None:
-        if self.is_alive and run.run_id in self.runs:
+        if self.is_alive and run.run_id in self.runs and run.run_id not in self._cancelled:
+            self._cancelled.add(run.run_id)
             self._stop_fast_forward()
             self.engine.cancel(run)
             self._start_step()
@@ -126,7 +128,8 @@ class SimWorker:
 
     def revoke(self, lease_id: str) -> None:
         """End the run of a lease. The worker has no state of a lease that no edge has started."""
-        if run := next((self.runs[each] for each, lease in self.leases.items() if lease == lease_id), None):
+        run = next((self.runs[each] for each, lease in self.leases.items() if lease == lease_id), None)
+        if run and run.run_id not in self._cancelled:
             self._revoked.add(run.run_id)
             self.cancel(run)
 
@@ -230,6 +233,7 @@ class SimWorker:
             del self.runs[run.run_id], self.leases[run.run_id], self._arrived_at[run.run_id]
             is_revoked = run.run_id in self._revoked and run in stepped.cancelled
             self._revoked.discard(run.run_id)
+            self._cancelled.discard(run.run_id)
             (self._peers.send_run_revoked if is_revoked else self._peers.send_run_ended)(self, run)
         self._send_report(stepped)
         if self._has_shared_blocks or stepped.cache_changes:
