@@ -12,7 +12,7 @@ MUTANT_SEED_COUNT = 400
 # A seed that found each rare mutant. It is tried first, which saves many worlds as long as it still finds the mutant.
 LIKELY_SEEDS = {
     "the_epoch_is_compared_before_the_transaction": 9,
-    "the_state_is_read_before_the_partition_is_taken": 42,
+    "the_state_is_read_before_the_partition_is_taken": 126,
     "a_lost_run_is_enqueued_at_the_tail": 20,
     "held_back_text_is_lost": 37,
     "a_resumed_answer_forgets_its_text": 14,
