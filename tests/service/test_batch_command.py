@@ -49,10 +49,19 @@ async def submitted(lane, path, *options):
     return result.stdout.split()[0]
 
 
+async def test_a_file_whose_first_line_names_no_endpoint_is_not_uploaded(lane, tmp_path):
+    path = tmp_path / "lines.jsonl"
+    for line in ("", "no JSON", "[]", '{"url": "/v1/models"}', '{"custom_id": "c1"}'):
+        path.write_text(line)
+        result = await run(lane, "submit", str(path))
+        assert result.exit_code == 2
+        assert "the first line of" in result.output
+
+
 async def test_a_watched_batch_ends_and_its_files_are_fetched_in_the_order_of_the_lines(lane, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = write_lines(tmp_path / "lines.jsonl", 300, bad=2)
-    result = await run(lane, "submit", path, "--endpoint", ENDPOINT, "--watch")
+    result = await run(lane, "submit", path, "--watch")  # the endpoint is that of the first line
     assert result.exit_code == 0
     batch_id, *_ = result.stdout.split()
     assert "300 of 302 lines answered, 2 failed" in result.stdout

@@ -12,6 +12,7 @@ from penstock.cli.options import find_target, json_option, target_options
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 WINDOW_UNITS_S = {"m": 60, "h": 3_600, "d": 86_400}
 MAX_WINDOW_S = 7 * 86_400
+MAX_LINE_BYTES = 8 << 20  # as of the lines that a batch accepts
 
 
 class Window(click.ParamType[int]):
@@ -47,6 +48,22 @@ def caller_of(target: str, key: str, *, as_json: bool = False) -> Any:
     return Caller(*find_target(target, key), as_json)
 
 
+def first_endpoint(file: Path) -> str:
+    """Return the url of the first line. Raises UsageError unless it is an endpoint."""
+    import orjson
+
+    with file.open("rb") as lines:
+        line = lines.readline(MAX_LINE_BYTES)
+    try:
+        url = orjson.loads(line)["url"]
+    except (ValueError, KeyError, TypeError):
+        url = None
+    if url not in ENDPOINTS:
+        message = f"the first line of {file} has no url of an endpoint: name {', '.join(ENDPOINTS)} with --endpoint"
+        raise click.UsageError(message)
+    return str(url)
+
+
 @click.group()
 def batch() -> None:
     """Run files of requests. Each line of a file is one call of the API, as in OpenAI's Batch API."""
@@ -54,7 +71,7 @@ def batch() -> None:
 
 @batch.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--endpoint", type=click.Choice(ENDPOINTS), default=ENDPOINTS[0], show_default=True)
+@click.option("--endpoint", type=click.Choice(ENDPOINTS), help="default: the url of the first line")
 @click.option(
     "--window", type=Window(), default="24h", show_default=True, help="time within which it should end: 1m to 7d"
 )
@@ -62,11 +79,14 @@ def batch() -> None:
 @click.option("--watch", "is_watched", is_flag=True, help="show its progress until it has ended")
 @target_options
 @json_option
-def submit(target: str, key: str, window: int, metadata: Any, as_json: bool, **given: Any) -> None:
+def submit(
+    *, file: Path, endpoint: str | None, target: str, key: str, window: int, metadata: Any, as_json: bool, **given: Any
+) -> None:
     """Upload FILE and start a batch of its lines. Prints the id of the batch."""
     from penstock.cli.batches.run import SubmitOptions
 
-    options = SubmitOptions(window_s=window, metadata=dict(metadata), **given)
+    chosen = endpoint or first_endpoint(file)
+    options = SubmitOptions(file=file, endpoint=chosen, window_s=window, metadata=dict(metadata), **given)
     run_async(caller_of(target, key, as_json=as_json).submit(options))
 
 
