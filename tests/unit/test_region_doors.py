@@ -1,27 +1,32 @@
-"""Settings of an edge about other regions: their doors in order of preference, and the classes that stay."""
+"""Doors of other regions, as the setting of an edge names them."""
 
 import pytest
 
 from penstock.edge.config import EdgeConfig
-from penstock.v1.inference_pb2 import PRIORITY_BATCH, PRIORITY_STANDARD
+from penstock.edge.regions.doors import parse_doors
 
 
-def test_doors_are_in_order_of_preference_and_make_requests_leave():
-    config = EdgeConfig(regions=("us=us.example:8443", "ap-1=10.0.0.1:8443"), spill_stay=("standard", "batch"))
-    assert list(config.region_doors.items()) == [("us", "us.example:8443"), ("ap-1", "10.0.0.1:8443")]
-    assert config.staying_priorities == {PRIORITY_STANDARD, PRIORITY_BATCH}
-    assert config.lifecycle_limits.spills
-    assert not EdgeConfig().lifecycle_limits.spills
+def test_doors_are_listed_in_their_order():
+    doors = parse_doors(("us=us.example:8444", "ap-1=127.0.0.1:1"))
+    assert list(doors.items()) == [("us", "us.example:8444"), ("ap-1", "127.0.0.1:1")]
 
 
-@pytest.mark.parametrize("region", ["us", "us=", "us=host", "=host:1", "US=host:1", "u_s=host:1", "us=host:99999"])
-def test_a_door_without_a_name_or_an_address_stops_the_start(region):
-    with pytest.raises(ValueError, match="regions"):
-        EdgeConfig(regions=(region,))
+@pytest.mark.parametrize(
+    ("doors", "text"),
+    [
+        (("us",), "'us' must be name=host:port"),
+        (("=us.example:8444",), "must be name=host:port"),
+        (("US=us.example:8444",), "lower-case letters"),
+        (("us=us.example",), "the door of us"),
+        (("us=a:1", "us=b:1"), "us is named twice"),
+    ],
+)
+def test_a_door_that_cannot_be_used_is_refused(doors, text):
+    with pytest.raises(ValueError, match=text):
+        parse_doors(doors)
 
 
-def test_a_region_that_is_named_twice_and_an_unknown_class_stop_the_start():
-    with pytest.raises(ValueError, match="twice"):
-        EdgeConfig(regions=("us=a:1", "us=b:1"))
-    with pytest.raises(ValueError, match="spill_stay names urgent"):
-        EdgeConfig(spill_stay=("urgent",))
+def test_an_edge_does_not_offer_requests_to_its_own_region():
+    with pytest.raises(ValueError, match="regions: eu is the own region"):
+        EdgeConfig(region="eu", regions=("us=127.0.0.1:1", "eu=127.0.0.1:2"))
+    assert EdgeConfig(region="eu", regions=("us=127.0.0.1:1",)).region_doors == {"us": "127.0.0.1:1"}

@@ -181,9 +181,11 @@ class EdgeConfig(ServiceConfig):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
         try:
-            parse_doors(self.regions)
+            doors = parse_doors(self.regions)
         except ValueError as error:
             raise ValueError(f"regions: {error}") from None
+        if self.region in doors:
+            raise ValueError(f"regions: {self.region} is the own region; name the others alone")
         if unknown := set(self.spill_stay) - set(CLASSES):
             raise ValueError(f"spill_stay names {', '.join(sorted(unknown))}; classes are {', '.join(CLASSES)}")
         if not 2.0 <= self.response_lease <= 60.0:

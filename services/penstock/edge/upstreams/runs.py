@@ -3,6 +3,7 @@
 Workers and edges of other regions send the same frames: one step for all runs, and one end for each.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,7 @@ class StreamRunHandle:
         self._stream.discard(self._handle)
 
 
-class RunStream:
+class RunStream(ABC):
     """The runs of one stream. Frames about an unknown handle are ignored."""
 
     def __init__(self, runner: EffectRunner) -> None:
@@ -46,9 +47,9 @@ class RunStream:
         self._contexts[self._last_handle] = context
         return self._last_handle
 
+    @abstractmethod
     def cancel(self, handle: int) -> None:
         """Cancel a run. Its end is a frame."""
-        raise NotImplementedError
 
     def discard(self, handle: int) -> None:
         """Ignore further frames about a run."""

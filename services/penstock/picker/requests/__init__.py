@@ -1,1 +1,1 @@
-"""What a request asks for: its model, prompt and output limit from its body, its tenant and class from its headers."""
+"""Facts of a request: its model, prompt and output limit from its body, its tenant and class from its headers."""

@@ -1,4 +1,4 @@
-"""What proxies report of the regions: healthy hosts and open calls by cluster, from their Prometheus endpoint."""
+"""Statistics of the regions from the Prometheus endpoint of proxies: healthy hosts and open calls by cluster."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""What routes do with a call: the cluster that receives it, and when it is repeated."""
+"""Actions of routes: the cluster that receives a call, and when it is repeated."""
 
 from datetime import timedelta
 from typing import Final

@@ -61,7 +61,7 @@ class RegionBorder(Protocol):
     def redirect(self, request: SimRequest) -> bool:
         """Let another region serve a request because this one, its own, is lost. Return False if it is not lost."""
 
-    def offer(self, request: SimRequest, error: Overloaded) -> bool:
+    def offer(self, request: SimRequest) -> bool:
         """Offer a request that its region has rejected to another one. Return False if there is none to offer it to."""
 
     def on_guest_rejected(self, request: SimRequest, error: PenstockError) -> None:
@@ -321,7 +321,7 @@ class SimEdge:
             self._give_back(request, error.retry_after or 0.0)
         elif request.is_guest and self.border:
             self.border.on_guest_rejected(request, error)
-        elif not (self.border and isinstance(error, Overloaded) and self.border.offer(request, error)):
+        elif not (self.border and isinstance(error, Overloaded) and self.border.offer(request)):
             self._refuse(request, error)
 
     def _refuse(self, request: SimRequest, error: PenstockError) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from penstock.chassis.errors import Overloaded, PenstockError
+from penstock.chassis.errors import PenstockError
 from penstock.edge.regions.spill import Offer, OfferClass, SpillPolicy
 from penstock.simulator.mesh.edge import SimEdge
 from penstock.simulator.mesh.event_queue import SimEventQueue
@@ -35,7 +35,7 @@ class SimBorder:
 
     # The protocol `RegionBorder`.
 
-    def offer(self, request: SimRequest, error: Overloaded) -> bool:
+    def offer(self, request: SimRequest) -> bool:
         now = self._events.now
         offer = _offer_of(request, now - request.submitted_at)
         region = self._policy.choose(offer, (), tried=request.offered_to, now=now)
