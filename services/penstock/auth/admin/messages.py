@@ -59,8 +59,8 @@ def tenant_of(message: pb.Tenant) -> Tenant:
     )
 
 
-def tenant_message(quota: TenantQuota) -> pb.Tenant:
-    tenant, policy = quota.tenant, quota.tenant.policy
+def tenant_message(tenant: Tenant) -> pb.Tenant:
+    policy = tenant.policy
     return pb.Tenant(
         tenant_id=tenant.tenant_id,
         priority=tenant.priority,

@@ -136,7 +136,7 @@ class AuthAdmin(AdminService):
         async with self._changes:
             await self._persist(PutTenant(tenant))
             quota = self._authorizer.put_tenant(tenant, self._clock())
-        return pb.PutTenantResponse(tenant=messages.tenant_message(quota))
+        return pb.PutTenantResponse(tenant=messages.tenant_message(quota.tenant))
 
     async def DeleteTenant(self, request: pb.DeleteTenantRequest, context: Any) -> pb.DeleteTenantResponse:
         if not self._authorizer.served.has_tenant(request.tenant_id):
@@ -160,7 +160,7 @@ class AuthAdmin(AdminService):
         stored = {} if self._is_sole_owner else {each.tenant_id: each for each in await self._read_uses()}
         quotas, now = self._authorizer.reservations.quotas, self._clock()
         return pb.ListTenantsResponse(
-            tenants=[messages.tenant_message(each) for each in quotas],
+            tenants=[messages.tenant_message(each.tenant) for each in quotas],
             uses=[self._use_of(each, stored, now) for each in quotas],
         )
 
