@@ -12,6 +12,7 @@ from penstock.auth.quota.prices import Price
 from penstock.auth.quota.reservation import Charge, Reservation
 from penstock.auth.quota.scope_quota import ScopeUse
 from penstock.auth.quota.tenant_quota import Balance
+from penstock.auth.store.totals import RegionTotal
 
 
 class StoreClosed(Exception):
@@ -102,6 +103,24 @@ class Charged(NamedTuple):
     scope_uses: tuple[ScopeUse, ...] = ()  # after the change, of the scopes that count the reservation
 
 
+class PutTotals(NamedTuple):
+    """Another region has reported totals. Each replaces one of the same region with a lower revision.
+
+    Totals of hours before `insert_from` are not added, because those hours may have become days.
+    """
+
+    region: str
+    totals: tuple[RegionTotal, ...]
+    insert_from: int  # Unix time in s
+
+
+class ConfirmTotals(NamedTuple):
+    """The home region has stored totals of this region. Those that have changed since then stay unreported."""
+
+    region: str
+    totals: tuple[RegionTotal, ...]
+
+
 class Release(NamedTuple):
     """Partitions are given away, or were lost. All changes of their tenants come before it."""
 
@@ -119,7 +138,8 @@ class Barrier(NamedTuple):
 
 
 Administration = PutTenant | PutKey | DeleteKey | DeleteTenant | PutPrice | DeletePrice | PutRoute | DeleteRoute
-Change = Administration | Reserved | Charged | Release | Barrier
+Reported = PutTotals | ConfirmTotals
+Change = Administration | Reported | Reserved | Charged | Release | Barrier
 OnPersisted = Callable[[Exception | None], None]
 OnAvailability = Callable[[bool], None]
 PendingChange = tuple[Change, OnPersisted]

@@ -3,6 +3,8 @@
 A charge is counted in the hour (UTC) in which it was settled, by the transaction that writes its row of the ledger.
 """
 
+from typing import NamedTuple
+
 from penstock.auth.quota.reservation import OUTCOME_LOST, Charge
 
 HOUR_S, DAY_S = 3_600, 86_400
@@ -11,6 +13,18 @@ TOKENS = ("prompt_tokens", "cached_tokens", "output_tokens", "price_nanos")
 OUTCOMES = ("completed", "cancelled", "shed", "failed", "lost")  # each charge has one; `requests` is their sum
 COUNTERS = ("requests", *TOKENS, *OUTCOMES)
 Counters = tuple[int, ...]  # in the order of COUNTERS
+
+
+class RegionTotal(NamedTuple):
+    """The total of an hour, tenant, key and model in one region. Its revision grows with each change of its counters."""
+
+    hour: int  # Unix time of its beginning in s
+    tenant_id: str
+    key_id: str
+    model: str
+    counters: Counters
+    revision: int
+
 
 _COLUMN_OF_OUTCOME = {"stop": "completed", "length": "completed", "cancelled": "cancelled", "shed": "shed"}
 # SQL of an outcome's column; `{outcome}` is a column or a value.

@@ -120,6 +120,7 @@ USAGE: Table = {
             ),
             AMOUNT,
         ),
+        "revision": AMOUNT,
     },
     "penstock.mesh.v1.UsageConfirmed": {"number": NUMBER},
 }

@@ -483,8 +483,9 @@ Global___CatalogRoute: _TypeAlias = CatalogRoute  # noqa: Y015
 
 @_typing.final
 class UsageReport(_message.Message):
-    """UsageReport has hourly totals of charges in the region of the sender. They replace what the home region has of the
-    same hour, tenant, key and model in that region, so that a repeated report changes nothing.
+    """UsageReport has hourly totals of charges in the region of the sender. Each replaces what the home region has of the
+    same hour, tenant, key and model in that region with a lower revision, so that a repeated report, or one that another
+    stream delays, changes nothing.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -531,6 +532,7 @@ class HourlyTotal(_message.Message):
     SHED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
     hour: _builtins.int
     """Unix time of the beginning of the hour in s; a multiple of 3600."""
     tenant_id: _builtins.str
@@ -559,6 +561,8 @@ class HourlyTotal(_message.Message):
     """Requests that failed."""
     lost: _builtins.int
     """Requests whose edge was lost."""
+    revision: _builtins.int
+    """Number of the latest change of this total in its region, above 0. It grows with each change."""
     def __init__(
         self,
         *,
@@ -576,10 +580,11 @@ class HourlyTotal(_message.Message):
         shed: _builtins.int = ...,
         failed: _builtins.int = ...,
         lost: _builtins.int = ...,
+        revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "cancelled", b"cancelled", "completed", b"completed", "failed", b"failed", "hour", b"hour", "key_id", b"key_id", "lost", b"lost", "model", b"model", "output_tokens", b"output_tokens", "price_nanos", b"price_nanos", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "shed", b"shed", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "cancelled", b"cancelled", "completed", b"completed", "failed", b"failed", "hour", b"hour", "key_id", b"key_id", "lost", b"lost", "model", b"model", "output_tokens", b"output_tokens", "price_nanos", b"price_nanos", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "revision", b"revision", "shed", b"shed", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
