@@ -85,6 +85,12 @@ class DeleteRoute(NamedTuple):
     tenant_id: str
 
 
+class PutHome(NamedTuple):
+    """The catalog is that of a home region from now on."""
+
+    home: str  # empty: that of this region itself
+
+
 class Reserved(NamedTuple):
     """A reservation was made."""
 
@@ -137,7 +143,9 @@ class Barrier(NamedTuple):
     partition: int | None = None
 
 
-Administration = PutTenant | PutKey | DeleteKey | DeleteTenant | PutPrice | DeletePrice | PutRoute | DeleteRoute
+Administration = (
+    PutTenant | PutKey | DeleteKey | DeleteTenant | PutPrice | DeletePrice | PutRoute | DeleteRoute | PutHome
+)
 Reported = PutTotals | ConfirmTotals
 Change = Administration | Reported | Reserved | Charged | Release | Barrier
 OnPersisted = Callable[[Exception | None], None]
@@ -161,6 +169,7 @@ class StoredState(NamedTuple):
     scope_uses: Sequence[ScopeUse] = ()
     prices: Sequence[Price] = ()
     routes: Sequence[Route] = ()
+    home: str = ""  # region whose catalog this is; empty: that of this region itself
 
     @property
     def uses_by_tenant(self) -> dict[str, list[ScopeUse]]:

@@ -155,6 +155,9 @@ MIGRATIONS = (
     ALTER TABLE ledger
         ADD COLUMN priority smallint NOT NULL DEFAULT 0, ADD COLUMN is_delegated boolean NOT NULL DEFAULT false;
     """,
+    """
+    ALTER TABLE catalog ADD COLUMN home text NOT NULL DEFAULT '';
+    """,
 )
 
 

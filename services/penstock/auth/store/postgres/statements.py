@@ -25,6 +25,7 @@ from penstock.auth.store.store import (
     DeletePrice,
     DeleteRoute,
     DeleteTenant,
+    PutHome,
     PutKey,
     PutPrice,
     PutRoute,
@@ -108,6 +109,8 @@ def _administration(change: Administration) -> Iterator[Statement]:
             yield _PUT_ROUTE, _values(route_row(route))
         case DeleteRoute(name, tenant_id):
             yield "DELETE FROM routes WHERE name = %s AND tenant_id = %s", _values((name, tenant_id))
+        case PutHome(home):
+            yield "UPDATE catalog SET home = %s", (home,)
         case DeleteTenant(tenant_id, deleted_at):
             yield _DELETE_TENANT, (deleted_at, tenant_id)
             yield "DELETE FROM keys WHERE tenant_id = %s", (tenant_id,)
@@ -137,6 +140,7 @@ def read(connection: "psycopg.Connection[Row]", partitions: Collection[int]) -> 
         scope_uses = connection.execute(_SELECT_SCOPE_USES, of_partitions)
         reservations = connection.execute(_SELECT_RESERVATIONS, of_partitions)
         uses = connection.execute(_SELECT_GRANT_USES, of_partitions)
+        homes = connection.execute("SELECT home FROM catalog")
     return StoredState(
         tenants=[rows.tenant_of(row) for row in tenants],
         balances={row[0]: Balance(*row) for row in balances},
@@ -149,6 +153,7 @@ def read(connection: "psycopg.Connection[Row]", partitions: Collection[int]) -> 
         scope_uses=[ScopeUse(*row) for row in scope_uses],
         prices=[Price(*row) for row in prices],
         routes=[route_of(row) for row in routes],
+        home="".join(row[0] for row in homes),
     )
 
 

@@ -22,6 +22,7 @@ from penstock.auth.store.store import (
     DeletePrice,
     DeleteRoute,
     DeleteTenant,
+    PutHome,
     PutKey,
     PutPrice,
     PutRoute,
@@ -131,6 +132,10 @@ MIGRATIONS = (
     ALTER TABLE ledger ADD COLUMN priority INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE ledger ADD COLUMN is_delegated INTEGER NOT NULL DEFAULT 0;
     """,
+    """
+    CREATE TABLE home (name TEXT NOT NULL) STRICT;
+    INSERT INTO home VALUES ('');
+    """,
 )
 
 
@@ -185,6 +190,8 @@ def apply(connection: sqlite3.Connection, change: Change) -> None:
             connection.execute(_PUT_ROUTE, route_row(route))
         case DeleteRoute(name, tenant_id):
             connection.execute("DELETE FROM routes WHERE name = ? AND tenant_id = ?", (name, tenant_id))
+        case PutHome(home):
+            connection.execute("UPDATE home SET name = ?", (home,))
         case Reserved(reservation, balance, grant_use, scope_uses):
             connection.execute(_INSERT_RESERVATION, rows.reservation_row(reservation))
             connection.execute(_PUT_BALANCE, balance)
@@ -230,4 +237,5 @@ def read(connection: sqlite3.Connection) -> StoredState:
         scope_uses=[ScopeUse(*row) for row in connection.execute(_SELECT_SCOPE_USES)],
         prices=[Price(*row) for row in connection.execute("SELECT * FROM prices")],
         routes=[route_of(row) for row in connection.execute("SELECT * FROM routes")],
+        home=connection.execute("SELECT name FROM home").fetchone()[0],
     )
