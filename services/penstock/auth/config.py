@@ -155,13 +155,13 @@ class AuthConfig(ServiceConfig):
     )
     spending_regions: tuple[str, ...] = setting(
         (),
-        "Other regions that follow this one and spend from the limits of its tenants, at most 3. Empty: limits are whole"
-        " here.",
+        "Other regions that follow this one and spend from the limits of its tenants, at most 3. Empty: limits are"
+        " whole here.",
     )
     replace_catalog: bool = setting(
         False,
-        "Whether the first catalog of `home` deletes tenants and keys that this region has and `home` lacks. Without it,"
-        " this region does not follow `home` while there are any.",
+        "Whether the first catalog of `home` deletes tenants and keys that this region has and `home` lacks. If not, it"
+        " does not follow `home` while there are any.",
     )
 
     @property

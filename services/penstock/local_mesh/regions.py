@@ -74,8 +74,9 @@ async def local_regions(
     """Run one mesh by `options` for each region for the duration of the block.
 
     The base ports of the regions are `PORT_SPAN` apart, or chosen if `base_port` is 0. All regions accept the same key
-    and have one authority. The first one is the home of tenants, and the others follow it. Connections to another region's door take `round_trip_s` longer to answer. Raises ValueError
-    if the names are invalid, and otherwise as `local_mesh`.
+    and have one authority. The first one is the home of tenants, and the others follow it. Connections to another
+    region's door take `round_trip_s` longer to answer. Raises ValueError if the names are invalid, and otherwise as
+    `local_mesh`.
     """
     check_names(names)
     async with AsyncExitStack() as stack:

@@ -9,8 +9,8 @@ import structlog
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.regions import frames
 from penstock.auth.regions.held import HeldShares
-from penstock.auth.regions.home_stream import HomeStream
 from penstock.auth.regions.share import FLOOR, Share, ShareRow
+from penstock.auth.regions.spending.home_stream import HomeStream
 from penstock.auth.store.store import PartitionsLost, PutShare, Store
 from penstock.mesh.partitions import partition_of
 from penstock.mesh.v1 import region_quota_pb2 as pb
@@ -74,7 +74,7 @@ class ShareExchanges:
             self._present[partition] = stream
 
     def _stream_of(self, partition: int) -> HomeStream | None:
-        """Return the stream to the process that owns the partition in the home region; the latest one if two claim it."""
+        """Return the stream to the owner of the partition in the home region; to the latest one if two claim it."""
         found = [each for each in self._streams if each.is_up and partition in each.epochs]
         return max(found, key=lambda each: each.epochs[partition], default=None)
 

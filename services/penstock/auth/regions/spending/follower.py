@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 import structlog
 
+from penstock.auth.partitions.owned import ServedPartitions
 from penstock.auth.regions import frames
 from penstock.auth.regions.catalog.writer import WRITER_PARTITION, CatalogWriter
-from penstock.auth.regions.exchanges import ShareExchanges
-from penstock.auth.regions.home_stream import HomeStream, StreamFactory
+from penstock.auth.regions.spending.exchanges import ShareExchanges
+from penstock.auth.regions.spending.home_stream import HomeStream, StreamFactory
 from penstock.auth.regions.usage_reporter import UsageReporter
 from penstock.auth.store.store import StoreEvent
 from penstock.mesh.v1 import region_quota_pb2 as pb
@@ -34,11 +35,12 @@ class RegionFollower:
     def __init__(
         self,
         open_stream: StreamFactory,
+        served: ServedPartitions,
+        clock: Callable[[], float],
+        *,
         exchanges: ShareExchanges,
         writer: CatalogWriter,
         new_reporter: ReporterFactory,
-        served: "Served",
-        clock: Callable[[], float],
     ) -> None:
         self._open_stream = open_stream
         self._exchanges = exchanges

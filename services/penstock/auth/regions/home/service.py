@@ -12,7 +12,7 @@ from penstock.auth.models.routes import RouteList
 from penstock.auth.regions import frames
 from penstock.auth.regions.catalog.catalog import Catalog, change_parts, whole_parts
 from penstock.auth.regions.catalog.present import present_catalog
-from penstock.auth.regions.granting import ShareGrants
+from penstock.auth.regions.home.granting import ShareGrants
 from penstock.auth.regions.usage_receiver import UsageReceiver
 from penstock.auth.store.store import StoreEvent
 from penstock.chassis.errors import FailedPrecondition, InvalidArgument
@@ -72,12 +72,13 @@ class RegionQuotas(RegionQuotaServiceServicer):
 
     def __init__(
         self,
-        join_check: JoinCheck,
-        grants: ShareGrants,
-        usage: UsageReceiver,
         authorizer: Authorizer,
         routes: RouteList,
         hello: Hello,
+        *,
+        join_check: JoinCheck,
+        grants: ShareGrants,
+        usage: UsageReceiver,
     ) -> None:
         self._join_check = join_check
         self._grants = grants
