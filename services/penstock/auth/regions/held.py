@@ -15,8 +15,8 @@ class HeldShares:
 
     - A change is applied at once, and is confirmed once it is stored.
     - Shares of a partition are taken from one stream at a time, that of its latest `begin`.
-    - A process begins the exchange of a partition on a stream once while it owns the partition. If it gives the partition
-      away and takes it again, it opens a new stream: a share that was sent before may still be on its way on the former.
+    - A process that gives a partition away and takes it again begins its exchange on a new stream: a share that was
+      sent before may still be on its way on the former one.
     """
 
     def __init__(self, region: str) -> None:

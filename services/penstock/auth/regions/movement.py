@@ -1,4 +1,4 @@
-"""Movement of one scope: recent demand of all regions, and when shares move. Damped, so that shares do not oscillate."""
+"""Movement of one scope: recent demand of all regions, and when shares move, damped against oscillation."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
