@@ -37,7 +37,9 @@ class RegionRole:
 
     @property
     def figures(self) -> dict[str, float]:
-        return {**self.quotas.figures, **(self.follower.figures if self.follower else {})}
+        if self.follower:
+            return self.follower.figures
+        return self.quotas.figures if self._has_spenders else {}
 
     async def run(self) -> None:
         """Grant shares and follow the home region, until cancelled."""

@@ -1,12 +1,12 @@
 """RegionQuotaService: the streams of other regions to auth of the home region."""
 
-from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
 import structlog
 
+from penstock.auth import metrics
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.models.routes import RouteList
 from penstock.auth.regions import frames
@@ -42,7 +42,6 @@ class JoinCheck:
         """home: the region that keeps the tenants of `region`; empty: this one."""
         self.region = region
         self.home = home
-        self.refused: Counter[str] = Counter()  # joins by reason
         self._spending = spending
         self._secrets_digest = secrets_digest
 
@@ -51,7 +50,7 @@ class JoinCheck:
         try:
             self._check(join)
         except FailedPrecondition as error:
-            self.refused[error.reason] += 1
+            metrics.record_refused_join(error.reason)
             log.warning("region_refused", region=join.region, reason=error.reason)
             raise
 
@@ -94,7 +93,6 @@ class RegionQuotas(RegionQuotaServiceServicer):
         return {
             "follower_streams": sum(bool(each.region) for each in self._streams),
             "share_changes": self._grants.changes,
-            **{f"joins_refused_{reason}": count for reason, count in self._join_check.refused.items()},
         }
 
     async def Follow(  # type: ignore[override]  # reads and writes on its context, and yields nothing
@@ -148,8 +146,7 @@ class RegionQuotas(RegionQuotaServiceServicer):
         elif kind == "held":
             self._grants.on_held(stream, frame.held)
         elif kind == "usage":
-            confirm = partial(stream.send, frames.usage_confirmed(frame.usage.number))
-            self._usage.receive(stream.region, frame.usage, confirm)
+            self._usage.receive(stream.region, frame.usage, partial(_confirm, stream, frame.usage.number))
 
     def _join(self, stream: FollowerPeer, join: RegionJoin) -> None:
         if stream.region:
@@ -167,3 +164,7 @@ class RegionQuotas(RegionQuotaServiceServicer):
 
     def _owned(self) -> FollowResponse:
         return frames.owned_partitions(self._authorizer.served.frame())
+
+
+def _confirm(stream: FollowerPeer, number: int) -> None:
+    stream.send(frames.usage_confirmed(number))

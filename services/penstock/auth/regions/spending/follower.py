@@ -64,6 +64,7 @@ class RegionFollower:
             "home_streams": sum(each.is_up for each in self._streams),
             "home_unfollowed": max(0.0, unfollowed),
             "home_catalog_unknown": self._writer.unknown,
+            "shares": self._exchanges.shares,
             "share_changes": self._exchanges.changes,
         }
 
