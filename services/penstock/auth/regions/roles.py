@@ -8,6 +8,8 @@ from penstock.auth.authorizer import Authorizer
 from penstock.auth.config import AuthConfig
 from penstock.auth.models.routes import RouteList
 from penstock.auth.regions.catalog.writer import CatalogWriter
+from penstock.auth.regions.granted import GrantedShares
+from penstock.auth.regions.held import HeldShares
 from penstock.auth.regions.home.granting import ShareGrants
 from penstock.auth.regions.home.service import JoinCheck, RegionQuotas
 from penstock.auth.regions.spending.exchanges import ShareExchanges
@@ -67,6 +69,8 @@ class RegionParts:
     hello: Hello
     clock: Callable[[], float]
     dialer: Dialer
+    granted: GrantedShares
+    held: HeldShares
 
 
 def region_role(config: AuthConfig, parts: RegionParts, followed: str) -> RegionRole:
@@ -79,7 +83,7 @@ def region_role(config: AuthConfig, parts: RegionParts, followed: str) -> Region
         spending=config.spending_regions,
         secrets_digest=digest,
     )
-    grants = ShareGrants(authorizer, store, clock)
+    grants = ShareGrants(parts.granted, authorizer, store, clock)
     receiver = UsageReceiver(config.region, store, clock, config.hourly_retention)
     quotas = RegionQuotas(authorizer, parts.routes, parts.hello, join_check=check, grants=grants, usage=receiver)
     follower = None if config.is_home else _follower(config, parts, followed, digest)
@@ -115,7 +119,7 @@ def _follower(config: AuthConfig, parts: RegionParts, followed: str, digest: byt
         lambda listener: HomeStream(home, listener),
         parts.authorizer.served,
         parts.clock,
-        exchanges=ShareExchanges(config.region, parts.authorizer, parts.store, parts.clock),
+        exchanges=ShareExchanges(config.region, parts.held, parts.authorizer, parts.store, parts.clock),
         writer=writer,
         new_reporter=new_reporter,
     )
