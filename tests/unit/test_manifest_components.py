@@ -124,6 +124,6 @@ def test_a_region_opens_a_door_and_knows_that_of_the_other_one(region, other):
 
 def test_a_region_has_an_authority_that_its_cluster_does_not_make():
     manifests = Manifests(render_overlay(OVERLAYS / "region-eu"))
-    assert needed_secrets(manifests) == ["auth-postgres", "door-tls", "penstock-ca"]
+    assert needed_secrets(manifests) == ["auth-postgres", "door-tls", "penstock-ca", "penstock-regions"]
     assert [each["metadata"]["name"] for each in manifests.of_kind("Issuer")] == ["penstock"]
     assert "penstock-ca" not in needed_secrets(Manifests(render_overlay(OVERLAYS / "postgres")))

@@ -68,6 +68,11 @@ class RegionFollower:
             "share_changes": self._exchanges.changes,
         }
 
+    @property
+    def is_following(self) -> bool:
+        """Whether all own partitions talk to the home region, and its catalog is known."""
+        return self._source is not None and self._exchanges.is_covered
+
     async def run(self) -> None:
         """Follow the home region until cancelled."""
         async with asyncio.TaskGroup() as group:
@@ -85,7 +90,7 @@ class RegionFollower:
     def _needs_stream(self) -> bool:
         if not self._served or len(self._streams) >= MAX_STREAMS:
             return False
-        return self._source is None or not self._exchanges.is_covered
+        return not self.is_following
 
     async def _open(self, group: asyncio.TaskGroup) -> bool:
         """Open a stream and wait until its process is known. Return whether it is of use."""
