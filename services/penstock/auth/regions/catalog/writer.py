@@ -61,7 +61,7 @@ class CatalogWriter:
         if found and self.unknown != len(found):
             log.error(
                 "home_catalog_differs",
-                reason="CATALOG_DIFFERS",
+                because="CATALOG_DIFFERS",
                 home=self.home,
                 lacks=found[:10],
                 count=len(found),
