@@ -125,13 +125,13 @@ def _route_of(message: CatalogRoute) -> Route:
     row = (message.name, message.tenant_id, message.revision, message.definition, message.former)
     try:
         route = route_of(row)
+        definitions = [route, replace(route, definition=route.former)] if route.former else [route]
+        messages = [route_message(each) for each in definitions]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _invalid(
-            "route.definition", f"the definition of route {message.name[:64]!r} is invalid: {error}"
-        ) from None
-    definition_of(route_message(route))
-    if route.former:
-        definition_of(route_message(replace(route, definition=route.former)))
+        text = f"the definition of route {message.name[:64]!r} is invalid: {error}"
+        raise _invalid("route.definition", text) from None
+    for each in messages:
+        definition_of(each)
     return route
 
 
