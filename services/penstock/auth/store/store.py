@@ -12,6 +12,7 @@ from penstock.auth.quota.prices import Price
 from penstock.auth.quota.reservation import Charge, Reservation
 from penstock.auth.quota.scope_quota import ScopeUse
 from penstock.auth.quota.tenant_quota import Balance
+from penstock.auth.regions.share import ShareRow
 
 
 class StoreClosed(Exception):
@@ -102,6 +103,14 @@ class Charged(NamedTuple):
     scope_uses: tuple[ScopeUse, ...] = ()  # after the change, of the scopes that count the reservation
 
 
+class PutShare(NamedTuple):
+    """The share of a region of one scope was set."""
+
+    row: ShareRow
+    balance: Balance  # of the tenant after the change
+    scope_uses: tuple[ScopeUse, ...] = ()  # after the change, of the scope
+
+
 class Release(NamedTuple):
     """Partitions are given away, or were lost. All changes of their tenants come before it."""
 
@@ -119,7 +128,7 @@ class Barrier(NamedTuple):
 
 
 Administration = PutTenant | PutKey | DeleteKey | DeleteTenant | PutPrice | DeletePrice | PutRoute | DeleteRoute
-Change = Administration | Reserved | Charged | Release | Barrier
+Change = Administration | Reserved | Charged | PutShare | Release | Barrier
 OnPersisted = Callable[[Exception | None], None]
 OnAvailability = Callable[[bool], None]
 PendingChange = tuple[Change, OnPersisted]
@@ -141,6 +150,7 @@ class StoredState(NamedTuple):
     scope_uses: Sequence[ScopeUse] = ()
     prices: Sequence[Price] = ()
     routes: Sequence[Route] = ()
+    shares: Sequence[ShareRow] = ()
 
     @property
     def uses_by_tenant(self) -> dict[str, list[ScopeUse]]:
