@@ -17,9 +17,7 @@ from penstock.auth.ext_authz.http_check import serving_checks
 from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.auth.models.routes import RouteList
 from penstock.auth.oidc.refresh import KeyRefresh, accepting_tokens
-from penstock.auth.regions.granted import GrantedShares
-from penstock.auth.regions.held import HeldShares
-from penstock.auth.regions.roles import RegionParts, RegionRole, region_role
+from penstock.auth.regions.roles import RegionParts, RegionRole, region_role, shares_of
 from penstock.auth.responses.service import ResponseService
 from penstock.auth.service import AdmissionService
 from penstock.auth.store.opening import opened_store
@@ -106,7 +104,7 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
     async with opened as (store, state), AsyncExitStack() as stack:
         operations = ResponseOperations(config.response_ttl, config.response_bytes_per_tenant)
         responses = await stack.enter_async_context(opened_responses(config.store, operations, clock=clock))
-        authorizer = recover(config, state, clock(), store.epochs)
+        authorizer = recover(config, state, clock(), store.epochs, shares_of(config))
         hello = Hello(protocol=1, instance_id=config.instance_id or "auth-1", tier="auth")
         hello.partitioned = authorizer.served.is_partitioned
         edges = edges_to_expect(config, authorizer, clock(), stall_threshold=math.inf)
@@ -141,8 +139,6 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
                 hello=hello_of("auth", hello.instance_id),
                 clock=clock,
                 dialer=PLAINTEXT,
-                granted=GrantedShares(config.spending_regions),
-                held=HeldShares(config.region),
             ),
             state.home,
         )

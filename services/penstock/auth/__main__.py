@@ -10,7 +10,7 @@ from penstock.auth.ext_authz.http_check import serving_checks
 from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.auth.metrics import observations
 from penstock.auth.models.routes import RouteList
-from penstock.auth.regions.roles import RegionParts, region_role
+from penstock.auth.regions.roles import RegionParts, region_role, shares_of
 from penstock.auth.responses.service import ResponseService
 from penstock.auth.service import AdmissionService
 from penstock.auth.store.opening import opened_store
@@ -47,7 +47,7 @@ async def run_auth(config: AuthConfig) -> None:
     async with stored as (store, state), AsyncExitStack() as stack:
         time.shift(store.clock_offset)  # the limits of a tenant follow one clock, whichever replica owns it
         responses = await stack.enter_async_context(_opened_responses(config, clock))
-        authorizer = recover(config, state, clock(), store.epochs)
+        authorizer = recover(config, state, clock(), store.epochs, shares_of(config))
         tokens = None
         if config.issuers:
             from penstock.auth.oidc.refresh import accepting_tokens  # noqa: PLC0415  # PyJWT, which not each image has

@@ -164,6 +164,7 @@ class AuthAdmin(AdminService):
             except Unavailable:
                 self._authorizer.restore_tenant(removed)
                 raise
+            self._authorizer.forget_shares(request.tenant_id)
             self._routes.delete_tenant(request.tenant_id)
         return pb.DeleteTenantResponse(deleted_keys=len(removed.keys))
 

@@ -69,8 +69,13 @@ class RegionParts:
     hello: Hello
     clock: Callable[[], float]
     dialer: Dialer
-    granted: GrantedShares
-    held: HeldShares
+
+
+def shares_of(config: AuthConfig) -> GrantedShares | HeldShares | None:
+    """Return the shares of this region, without those that are stored; None: limits are whole here."""
+    if not config.is_home:
+        return HeldShares(config.region)
+    return GrantedShares(config.spending_regions) if config.spending_regions else None
 
 
 def region_role(config: AuthConfig, parts: RegionParts, followed: str) -> RegionRole:
@@ -83,10 +88,12 @@ def region_role(config: AuthConfig, parts: RegionParts, followed: str) -> Region
         spending=config.spending_regions,
         secrets_digest=digest,
     )
-    grants = ShareGrants(parts.granted, authorizer, store, clock)
+    granted = authorizer.shares if isinstance(authorizer.shares, GrantedShares) else GrantedShares(())
+    grants = ShareGrants(granted, authorizer, store, clock)
     receiver = UsageReceiver(config.region, store, clock, config.hourly_retention)
     quotas = RegionQuotas(authorizer, parts.routes, parts.hello, join_check=check, grants=grants, usage=receiver)
-    follower = None if config.is_home else _follower(config, parts, followed, digest)
+    held = authorizer.shares if isinstance(authorizer.shares, HeldShares) else None
+    follower = _follower(config, parts, held, followed, digest) if held else None
     if config.is_home and followed:  # the next home of this region must not delete its tenants unasked
         store.write(PutHome(""), lambda _: None)
     role = RegionRole(quotas, follower, grants, clock, bool(config.spending_regions))
@@ -94,7 +101,7 @@ def region_role(config: AuthConfig, parts: RegionParts, followed: str) -> Region
     return role
 
 
-def _follower(config: AuthConfig, parts: RegionParts, followed: str, digest: bytes) -> RegionFollower:
+def _follower(config: AuthConfig, parts: RegionParts, held: HeldShares, followed: str, digest: bytes) -> RegionFollower:
     home = HomeAddress(
         door=config.home_door,
         dialer=parts.dialer,
@@ -119,7 +126,7 @@ def _follower(config: AuthConfig, parts: RegionParts, followed: str, digest: byt
         lambda listener: HomeStream(home, listener),
         parts.authorizer.served,
         parts.clock,
-        exchanges=ShareExchanges(config.region, parts.held, parts.authorizer, parts.store, parts.clock),
+        exchanges=ShareExchanges(config.region, held, parts.authorizer, parts.store, parts.clock),
         writer=writer,
         new_reporter=new_reporter,
     )

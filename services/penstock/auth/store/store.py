@@ -12,6 +12,7 @@ from penstock.auth.quota.prices import Price
 from penstock.auth.quota.reservation import Charge, Reservation
 from penstock.auth.quota.scope_quota import ScopeUse
 from penstock.auth.quota.tenant_quota import Balance
+from penstock.auth.regions.share import ShareRow
 from penstock.auth.store.totals import RegionTotal
 
 
@@ -109,6 +110,14 @@ class Charged(NamedTuple):
     scope_uses: tuple[ScopeUse, ...] = ()  # after the change, of the scopes that count the reservation
 
 
+class PutShare(NamedTuple):
+    """The share of a region of one scope was set."""
+
+    row: ShareRow
+    balance: Balance  # of the tenant after the change
+    scope_uses: tuple[ScopeUse, ...] = ()  # after the change, of the scope
+
+
 class PutTotals(NamedTuple):
     """Another region has reported totals. Each replaces one of the same region with a lower revision.
 
@@ -147,7 +156,7 @@ Administration = (
     PutTenant | PutKey | DeleteKey | DeleteTenant | PutPrice | DeletePrice | PutRoute | DeleteRoute | PutHome
 )
 Reported = PutTotals | ConfirmTotals
-Change = Administration | Reported | Reserved | Charged | Release | Barrier
+Change = Administration | Reported | Reserved | Charged | PutShare | Release | Barrier
 OnPersisted = Callable[[Exception | None], None]
 OnAvailability = Callable[[bool], None]
 PendingChange = tuple[Change, OnPersisted]
@@ -170,6 +179,7 @@ class StoredState(NamedTuple):
     prices: Sequence[Price] = ()
     routes: Sequence[Route] = ()
     home: str = ""  # region whose catalog this is; empty: that of this region itself
+    shares: Sequence[ShareRow] = ()
 
     @property
     def uses_by_tenant(self) -> dict[str, list[ScopeUse]]:

@@ -125,6 +125,8 @@ class CatalogWriter:
         self._pending -= 1
         if error:
             self.authorizer.restore_tenant(removed)
+        else:
+            self.authorizer.forget_shares(removed.quota.tenant.tenant_id)
 
     def _revoke(self, target: Catalog) -> None:
         """Apply revocations at once, in each process of the region and also if the store cannot be written."""

@@ -10,7 +10,7 @@ from penstock.auth.authorizer import Authorizer
 from penstock.auth.regions import frames
 from penstock.auth.regions.granted import GrantedShares, ShareChange
 from penstock.auth.regions.share import ShareRow
-from penstock.auth.store.store import PutShare, Store
+from penstock.auth.store.store import OnPersisted, Store
 from penstock.mesh.partitions import partition_of
 from penstock.mesh.v1 import region_quota_pb2 as pb
 from penstock.mesh.v1.region_quota_pb2 import FollowResponse
@@ -94,7 +94,7 @@ class ShareGrants:
             if change.bound.share == change.former:  # a lowering counts once the region has confirmed it
                 self._send(change)
             else:
-                self._store.write(PutShare(change.bound), partial(self._on_stored, change))
+                self._write(change.bound, partial(self._on_stored, change))
 
     def _end(self, place: tuple[str, int]) -> None:
         del self._exchanges[place]
@@ -107,8 +107,13 @@ class ShareGrants:
     def _store_all(self, rows: Iterable[ShareRow]) -> None:
         now = self._clock()
         for row in rows:
-            self._store.write(PutShare(row), lambda _: None)  # what is stored until then is no less
             self._apply_own(row, now)
+            self._write(row, lambda _: None)  # what is stored until then is no less
+
+    def _write(self, row: ShareRow, on_persisted: OnPersisted) -> None:
+        """Store a share that is in force. One of a tenant that was deleted is not stored."""
+        if put := self._authorizer.share_change(row):
+            self._store.write(put, on_persisted)
 
     def _on_stored(self, change: ShareChange, error: Exception | None) -> None:
         if error:

@@ -11,7 +11,7 @@ from penstock.auth.regions import frames
 from penstock.auth.regions.held import HeldShares
 from penstock.auth.regions.share import FLOOR, Share, ShareRow
 from penstock.auth.regions.spending.home_stream import HomeStream
-from penstock.auth.store.store import PartitionsLost, PutShare, Store
+from penstock.auth.store.store import PartitionsLost, Store
 from penstock.mesh.partitions import partition_of
 from penstock.mesh.v1 import region_quota_pb2 as pb
 
@@ -103,7 +103,8 @@ class ShareExchanges:
 
     def _write(self, stream: HomeStream, number: int, row: ShareRow) -> None:
         self._unwritten.pop((row.tenant_id, row.scope), None)
-        self._store.write(PutShare(row), partial(self._on_written, stream, number, row))
+        if put := self._authorizer.share_change(row):
+            self._store.write(put, partial(self._on_written, stream, number, row))
 
     def _on_written(self, stream: HomeStream, number: int, row: ShareRow, error: Exception | None) -> None:
         if error is None:

@@ -156,6 +156,13 @@ MIGRATIONS = (
         ADD COLUMN priority smallint NOT NULL DEFAULT 0, ADD COLUMN is_delegated boolean NOT NULL DEFAULT false;
     """,
     """
+    CREATE TABLE region_shares (
+        tenant_id text NOT NULL, scope text NOT NULL, region text NOT NULL, rates integer NOT NULL,
+        budgets integer NOT NULL, partition smallint NOT NULL, PRIMARY KEY (tenant_id, scope, region)
+    );
+    CREATE INDEX region_shares_by_scope ON region_shares (scope);
+    """,
+    """
     ALTER TABLE catalog ADD COLUMN home text NOT NULL DEFAULT '';
     """,
 )

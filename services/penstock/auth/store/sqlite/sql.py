@@ -11,6 +11,7 @@ from penstock.auth.quota.prices import Price
 from penstock.auth.quota.reservation_table import MAX_LOST_RESERVATIONS
 from penstock.auth.quota.scope_quota import KEY_SCOPE, ScopeUse
 from penstock.auth.quota.tenant_quota import Balance
+from penstock.auth.regions.share import ShareRow
 from penstock.auth.store import rows
 from penstock.auth.store.routes import route_of, route_row
 from penstock.auth.store.sqlite.hourly_usage import HOURLY_USAGE, put_charge
@@ -26,6 +27,7 @@ from penstock.auth.store.store import (
     PutKey,
     PutPrice,
     PutRoute,
+    PutShare,
     PutTenant,
     Release,
     Reserved,
@@ -133,6 +135,12 @@ MIGRATIONS = (
     ALTER TABLE ledger ADD COLUMN is_delegated INTEGER NOT NULL DEFAULT 0;
     """,
     """
+    CREATE TABLE region_shares (
+        tenant_id TEXT NOT NULL, scope TEXT NOT NULL, region TEXT NOT NULL, rates INTEGER NOT NULL,
+        budgets INTEGER NOT NULL, PRIMARY KEY (tenant_id, scope, region)
+    ) STRICT, WITHOUT ROWID;
+    """,
+    """
     CREATE TABLE home (name TEXT NOT NULL) STRICT;
     INSERT INTO home VALUES ('');
     """,
@@ -150,6 +158,7 @@ _PUT_SCOPE_USE = (
 )
 _PUT_PRICE = "INSERT OR REPLACE INTO prices VALUES (?, ?, ?, ?)"
 _PUT_ROUTE = "INSERT OR REPLACE INTO routes VALUES (?, ?, ?, ?, ?)"
+_PUT_SHARE = "INSERT OR REPLACE INTO region_shares VALUES (?, ?, ?, ?, ?)"
 _PUT_BALANCE = "INSERT OR REPLACE INTO balances VALUES (?, ?, ?, ?, ?, ?)"
 _INSERT_RESERVATION = f"""
     INSERT INTO reservations ({rows.PRICED_RESERVATION_COLUMNS})
@@ -176,11 +185,13 @@ def apply(connection: sqlite3.Connection, change: Change) -> None:
         case DeleteKey(key_id):
             connection.execute("DELETE FROM keys WHERE key_id = ?", (key_id,))
             connection.execute("DELETE FROM scope_uses WHERE scope = ?", (f"{KEY_SCOPE}{key_id}",))
+            connection.execute("DELETE FROM region_shares WHERE scope = ?", (f"{KEY_SCOPE}{key_id}",))
         case DeleteTenant(tenant_id, deleted_at):
             connection.execute(_DELETE_TENANT, (deleted_at, tenant_id))
             connection.execute("DELETE FROM keys WHERE tenant_id = ?", (tenant_id,))
             connection.execute("DELETE FROM balances WHERE tenant_id = ?", (tenant_id,))
             connection.execute("DELETE FROM scope_uses WHERE tenant_id = ?", (tenant_id,))
+            connection.execute("DELETE FROM region_shares WHERE tenant_id = ?", (tenant_id,))
             connection.execute("DELETE FROM routes WHERE tenant_id = ?", (tenant_id,))
         case PutPrice(price):
             connection.execute(_PUT_PRICE, price)
@@ -202,6 +213,10 @@ def apply(connection: sqlite3.Connection, change: Change) -> None:
             put_charge(connection, charge)
             connection.execute(_PUT_BALANCE, balance)
             _put_grant_use(connection, grant_use, charge.settled_at)
+            _put_scope_uses(connection, scope_uses)
+        case PutShare(row, balance, scope_uses):
+            connection.execute(_PUT_SHARE, row)
+            connection.execute(_PUT_BALANCE, balance)
             _put_scope_uses(connection, scope_uses)
         case Barrier() | Release():
             pass
@@ -238,4 +253,5 @@ def read(connection: sqlite3.Connection) -> StoredState:
         prices=[Price(*row) for row in connection.execute("SELECT * FROM prices")],
         routes=[route_of(row) for row in connection.execute("SELECT * FROM routes")],
         home=connection.execute("SELECT name FROM home").fetchone()[0],
+        shares=[ShareRow(*row) for row in connection.execute("SELECT * FROM region_shares")],
     )
