@@ -76,7 +76,7 @@ def test_the_smallest_part_of_a_limit_is_one():
     assert region.admitted() == 1
 
 
-def test_what_a_rate_gains_is_empty_and_what_it_loses_stays_spent():
+def test_a_change_of_the_share_changes_nothing_of_what_can_be_taken():
     region = Region(Share(500, 500), requests_per_minute=600)
     assert region.admitted() == 300
     region.set_share(900, 900)
@@ -84,15 +84,18 @@ def test_what_a_rate_gains_is_empty_and_what_it_loses_stays_spent():
     region.now += 10.0
     assert region.admitted() == 90  # 540 a minute
     region.set_share(100, 100)
+    region.now += 30.0
+    assert region.admitted() == 30  # 60 a minute
     region.now += 60.0
-    assert region.admitted() == 0  # 540 were spent, and 60 a minute are filled
+    region.set_share(50, 50)
+    assert region.admitted() == 30
 
 
 def test_open_requests_give_back_after_a_change_of_the_share():
     region = Region(Share(500, 500), tokens_per_minute=1_000)
     reservation = region.reserve(prompt=400)
     region.set_share(400, 400)
-    assert not region.admits(prompt=1)
+    assert region.admitted(prompt=50) == 2
     region.settle(reservation, prompt=100)
     assert region.admitted(prompt=100) == 3
 

@@ -33,11 +33,13 @@ class SharedBucket(Bucket):
         super().settle(run, unused)
 
     def set_share(self, share: int, now: float) -> None:
-        """Change the share. What it gains is empty: another region may have spent it in the last minute."""
+        """Change the share. What can be taken at present stays the same, and is at most the new size.
+
+        The size that one region gains is empty, because another one may have spent it in the last minute.
+        """
         added = scaled(self.whole, share) - self.per_minute
         self.set_limit(self.per_minute + added, now)
-        if added > 0:
-            super().settle(super().take(added, now), 0)
+        super().settle(super().take(added, now), 0)
 
     def set_whole(self, whole: int, share: int, now: float) -> None:
         """Change the limit, as the operator has set it."""

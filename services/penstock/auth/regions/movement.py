@@ -9,6 +9,7 @@ from penstock.auth.regions.targets import SMALLEST, RegionNeed, targets_of
 
 HOME = ""  # the home region in maps by region
 RATES, BUDGETS = 0, 1  # places in a share
+SETTLING_S = 3.0  # s after a change, in which refusals of the region do not count: its rates fill slowly
 REFUSAL_S = 3.0  # s for which a reported refusal counts: clients repeat a refused request after 1 s
 DAMPING_S = 10.0  # s for which shares must differ from their targets before they move, if no region refuses requests
 STEP = (50, 10)  # least move of rates and of budgets
@@ -33,22 +34,20 @@ class Movement:
 
     reports: dict[str, Report] = field(default_factory=dict)  # by region
     _differs_since: list[float | None] = field(default_factory=lambda: [None, None])
-    _hindered: set[str] = field(default_factory=set)  # since the latest plan
+    _changed: dict[str, bool] = field(default_factory=dict)  # since the latest plan; whether more was in use
+    _settled_at: dict[str, float] = field(default_factory=dict)  # s; by region
     _retry_at: dict[str, float] = field(default_factory=dict)  # s; by region
 
     def add(self, region: str, demand: Demand, now: float) -> None:
         report = self.reports.setdefault(region, Report(demand, now))
         report.demand, report.at = demand, now
         for part, wanted in enumerate((demand.wanted_rates, demand.wanted_budgets)):
-            if wanted:
+            if wanted and now >= self._settled_at.get(region, 0.0):
                 report.wanted[part], report.refused_at[part] = wanted, now
 
     def on_changed(self, region: str, *, is_hindered: bool) -> None:
         """Forget refusals under the former share. `is_hindered`: more was in use than the region was asked to keep."""
-        if report := self.reports.get(region):
-            report.wanted = [0, 0]
-        if is_hindered:
-            self._hindered.add(region)
+        self._changed[region] = is_hindered
 
     def has_ended(self, now: float) -> bool:
         return all(now - each.at > IDLE_S for each in self.reports.values())
@@ -60,8 +59,13 @@ class Movement:
 
         `shares` are of all regions; those without contact are not `present`. `least` is that of the home region.
         """
-        self._retry_at |= dict.fromkeys(self._hindered, now + RETRY_S)
-        self._hindered.clear()
+        for region, is_hindered in self._changed.items():
+            self._settled_at[region] = now + SETTLING_S
+            if is_hindered:
+                self._retry_at[region] = now + RETRY_S
+            if report := self.reports.get(region):
+                report.wanted = [0, 0]
+        self._changed.clear()
         needs = self._needs(part, shares, present, least, now)
         targets = targets_of(needs)
         is_exceeded, is_refused = shares[HOME] < SMALLEST, any(each.is_refusing for each in needs)
@@ -94,6 +98,7 @@ class Movement:
         for region, share in shares.items():
             report = self.reports.get(region)
             used = (report.demand.used_rates, report.demand.used_budgets)[part] if report else 0
+            wanted = self._wanted(region, part, now)
             smallest = max(SMALLEST, least if region == HOME else 0)
             if part == BUDGETS:  # what is spent stays spent
                 smallest = max(smallest, min(used, share))
@@ -102,9 +107,9 @@ class Movement:
                     region,
                     share,
                     used,
-                    self._wanted(region, part, now),
+                    wanted,
                     min(smallest, FULL),
-                    is_idle=report is None or now - report.at > idle_s,
+                    is_idle=not (used or wanted) or report is None or now - report.at > idle_s,
                     is_fixed=region != HOME and region not in present,
                 )
             )

@@ -51,7 +51,8 @@ def targets_of(regions: Sequence[RegionNeed]) -> dict[str, int]:
     weights = {each.region: needs[each.region] for each in regions if not (each.is_idle or each.is_fixed)}
     total = sum(weights.values())
     if not total:
-        return {each.region: each.share for each in regions}
+        shares = {each.region: each.share for each in regions}
+        return shares if sum(shares.values()) <= FULL else needs
     return {name: need + rest * weights.get(name, 0) // total for name, need in needs.items()}
 
 
