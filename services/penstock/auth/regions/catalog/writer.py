@@ -48,13 +48,14 @@ class CatalogWriter:
     replaces: bool = False  # whether the first catalog may delete what only this region has
     target: Catalog | None = None  # None: this region follows none now
     unknown: int = 0  # tenants and keys that the home region lacks, and that keep this region from following it
+    _is_accepted: bool = False  # this process has followed, and later deletions are those of its home
     _pending: int = 0  # changes that are being written
     _failed: list[PutKey] = field(default_factory=list)  # to be written again
     _lacking_since: dict[Deletion, float] = field(default_factory=dict)  # s
 
     def accepts(self, target: Catalog) -> bool:
         """Return whether this region may follow. Its own tenants and keys are not deleted unless that is allowed."""
-        if self.followed == self.home or self.replaces:
+        if self.followed == self.home or self.replaces or self._is_accepted:
             self.unknown = 0
             return True
         found = unknown_to(present_catalog(self.authorizer, self.routes), target, self.clock())
@@ -67,8 +68,8 @@ class CatalogWriter:
                 count=len(found),
                 advice="create them in the home region, or set PENSTOCK_AUTH_REPLACE_CATALOG to delete them here",
             )
-        self.unknown = len(found)
-        return not found
+        self.unknown, self._is_accepted = len(found), not found
+        return self._is_accepted
 
     def follow(self, target: Catalog | None) -> None:
         """Set the catalog of the home region, which `accepts` has admitted. None: this process follows none."""

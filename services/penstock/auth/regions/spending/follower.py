@@ -21,6 +21,7 @@ MAX_STREAMS = 8
 PAUSE_S = (0.25, 2.0)  # first and longest time between two new streams
 REFUSED_PAUSE_S = 5.0  # after a stream whose catalog this region must not take over
 TICK_S = 1.0
+SETTLE_TIMEOUT_S = 10.0  # for the hello and the partitions of the other process
 
 SendReport = Callable[[UsageReport], None]
 ReporterFactory = Callable[[SendReport], UsageReporter]
@@ -98,7 +99,11 @@ class RegionFollower:
         stream = self._open_stream(self)
         self._streams[stream] = None
         group.create_task(self._run(stream), name="home stream")
-        await stream.settled.wait()
+        try:
+            async with asyncio.timeout(SETTLE_TIMEOUT_S):
+                await stream.settled.wait()
+        except TimeoutError:
+            stream.leave("the home has not named its partitions")
         return stream.is_up and (self._exchanges.partitions_of(stream) > 0 or len(self._streams) == 1)
 
     async def _run(self, stream: HomeStream) -> None:
