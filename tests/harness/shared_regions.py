@@ -1,4 +1,4 @@
-"""Regions that share the limits of one tenant: real cores, messages with a delay, stores that lose what was not written.
+"""Regions that share the limits of one tenant: real cores, messages with a delay, stores that lose what waits.
 
 It does what the shells do: a raise is stored before it is sent, and a change is stored before it is confirmed.
 """

@@ -62,7 +62,7 @@ def test_regions_with_equal_demand_get_equal_parts():
 
 def test_three_other_regions_share_by_need():
     world = SharedRegions(3, requests_per_minute=LIMIT)
-    run(world, 60.0, 2_000, 100, 2_000, 0)
+    run(world, 150.0, 2_000, 100, 2_000, 0)
     home, few, many, none = rates(world)
     assert none == 50
     assert 80 <= few <= 200

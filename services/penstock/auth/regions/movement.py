@@ -13,6 +13,7 @@ SETTLING_S = 3.0  # s after a change, in which refusals of the region do not cou
 REFUSAL_S = 3.0  # s for which a reported refusal counts: clients repeat a refused request after 1 s
 DAMPING_S = 10.0  # s for which shares must differ from their targets before they move, if no region refuses requests
 STEP = (50, 10)  # least move of rates and of budgets
+MIN_STEP = 10  # least part that a region gives up for another one that lacks a whole step, or while it is idle
 IDLE_S = 60.0  # s without a request, after which a region has no demand
 IDLE_IF_REFUSED_S = 10.0  # the same, while another region refuses requests
 RETRY_S = 5.0  # s until a share is lowered again that could not be lowered as far as asked
@@ -59,19 +60,15 @@ class Movement:
 
         `shares` are of all regions; those without contact are not `present`. `least` is that of the home region.
         """
-        for region, is_hindered in self._changed.items():
-            self._settled_at[region] = now + SETTLING_S
-            if is_hindered:
-                self._retry_at[region] = now + RETRY_S
-            if report := self.reports.get(region):
-                report.wanted = [0, 0]
-        self._changed.clear()
+        self._settle_changes(now)
         needs = self._needs(part, shares, present, least, now)
         targets = targets_of(needs)
         is_exceeded, is_refused = shares[HOME] < SMALLEST, any(each.is_refusing for each in needs)
         if not (is_exceeded or is_refused or self._is_due(part, shares, targets, now)):
             return {}
-        step = min(STEP) if is_exceeded else STEP[part] if is_refused else max(STEP)
+        step = STEP[part] if is_refused else max(STEP)
+        lacks_much = any(each.is_refusing and targets[each.region] - each.share >= step for each in needs)
+        lowering_step = MIN_STEP if is_exceeded or lacks_much else step
         moves: dict[str, int] = {}
         own_left = shares[HOME] - max(least, targets[HOME])
         for each in sorted(needs, key=lambda each: each.share - targets[each.region]):
@@ -79,7 +76,7 @@ class Movement:
                 continue
             target = targets[each.region]
             if target < each.share:
-                is_worthwhile = each.share - target >= (STEP[BUDGETS] if each.is_idle else step)
+                is_worthwhile = each.share - target >= (MIN_STEP if each.is_idle else lowering_step)
                 if is_worthwhile and now >= self._retry_at.get(each.region, 0.0):
                     moves[each.region] = target
             elif not is_refused or each.is_refusing:
@@ -88,6 +85,16 @@ class Movement:
                     moves[each.region] = raised
                     own_left -= raised - each.share
         return moves
+
+    def _settle_changes(self, now: float) -> None:
+        """Forget refusals under former shares."""
+        for region, is_hindered in self._changed.items():
+            self._settled_at[region] = now + SETTLING_S
+            if is_hindered:
+                self._retry_at[region] = now + RETRY_S
+            if report := self.reports.get(region):
+                report.wanted = [0, 0]
+        self._changed.clear()
 
     def _needs(
         self, part: int, shares: Mapping[str, int], present: Collection[str], least: int, now: float
