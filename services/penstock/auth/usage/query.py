@@ -91,6 +91,17 @@ def _first_day(at: float) -> str:
     return (datetime.fromtimestamp(0, UTC) + timedelta(days=math.ceil(at / DAY_S))).date().isoformat()
 
 
+def unreported_statement(region: str, until: float, limit: int, dialect: Dialect) -> tuple[str, Values]:
+    """Return the statement of the oldest totals of a region that the home region has not confirmed."""
+    parameter = dialect.parameter
+    statement = f"""
+        SELECT hour, tenant_id, key_id, model, {", ".join(COUNTERS)}, revision FROM hourly_usage
+        WHERE is_unreported AND region = {parameter("region")} AND hour <= {parameter("until")}
+        ORDER BY hour LIMIT {parameter("row_limit")}
+    """
+    return statement, {"region": region, "until": int(until), "row_limit": limit}
+
+
 EXPORT_COLUMNS = (
     *("reservation_id", "request_id", "tenant_id", "key_id", "model", "region", "edge_id", "worker", "answer_id"),
     *("reserved_at", "settled_at", "prompt_tokens", "cached_tokens", "output_tokens", "price_nanos", "outcome"),

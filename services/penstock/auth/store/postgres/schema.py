@@ -7,7 +7,7 @@ import secrets
 
 import psycopg
 
-from penstock.auth.store.postgres.ledger_schema import LEDGER_BY_DAY
+from penstock.auth.store.postgres.ledger_schema import LEDGER_BY_DAY, REPORTED_USAGE
 from penstock.auth.store.postgres.responses_schema import STORED_RESPONSES
 from penstock.chassis.database import postgres
 from penstock.chassis.database.statements import Row
@@ -155,6 +155,7 @@ MIGRATIONS = (
     ALTER TABLE ledger
         ADD COLUMN priority smallint NOT NULL DEFAULT 0, ADD COLUMN is_delegated boolean NOT NULL DEFAULT false;
     """,
+    REPORTED_USAGE,
 )
 
 

@@ -13,11 +13,18 @@ from penstock.auth.quota.scope_quota import KEY_SCOPE, ScopeUse
 from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.store import rows
 from penstock.auth.store.routes import route_of, route_row
-from penstock.auth.store.sqlite.hourly_usage import HOURLY_USAGE, put_charge
+from penstock.auth.store.sqlite.hourly_usage import (
+    HOURLY_USAGE,
+    REPORTED_USAGE,
+    confirm_totals,
+    put_charge,
+    put_totals,
+)
 from penstock.auth.store.store import (
     Barrier,
     Change,
     Charged,
+    ConfirmTotals,
     DeleteKey,
     DeletePrice,
     DeleteRoute,
@@ -26,6 +33,7 @@ from penstock.auth.store.store import (
     PutPrice,
     PutRoute,
     PutTenant,
+    PutTotals,
     Release,
     Reserved,
     StoredState,
@@ -131,6 +139,7 @@ MIGRATIONS = (
     ALTER TABLE ledger ADD COLUMN priority INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE ledger ADD COLUMN is_delegated INTEGER NOT NULL DEFAULT 0;
     """,
+    REPORTED_USAGE,
 )
 
 
@@ -162,7 +171,8 @@ _SELECT_LATEST = f"""
 """  # noqa: S608  # as above
 
 
-def apply(connection: sqlite3.Connection, change: Change) -> None:
+def apply(connection: sqlite3.Connection, change: Change, *, reports_usage: bool = False) -> None:
+    """Write a change. With `reports_usage`, the totals that a charge changes are marked as not reported."""
     match change:
         case PutTenant(tenant):
             connection.execute(_PUT_TENANT, rows.tenant_row(tenant))
@@ -192,10 +202,14 @@ def apply(connection: sqlite3.Connection, change: Change) -> None:
             _put_scope_uses(connection, scope_uses)
         case Charged(charge, balance, grant_use, scope_uses):
             connection.execute(_DELETE_RESERVATION, (charge.reservation.reservation_id,))
-            put_charge(connection, charge)
+            put_charge(connection, charge, is_reported=reports_usage)
             connection.execute(_PUT_BALANCE, balance)
             _put_grant_use(connection, grant_use, charge.settled_at)
             _put_scope_uses(connection, scope_uses)
+        case PutTotals():
+            put_totals(connection, change)
+        case ConfirmTotals():
+            confirm_totals(connection, change)
         case Barrier() | Release():
             pass
 
