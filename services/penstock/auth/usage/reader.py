@@ -17,6 +17,7 @@ from penstock.auth.usage.query import (
     UsageFilter,
     UsageQuery,
     Values,
+    reported_regions_statement,
     totals_statement,
     unreported_statement,
 )
@@ -89,6 +90,12 @@ class UsageReader:
             RegionTotal(hour, tenant_id, key_id, model, tuple(counters), revision)
             for hour, tenant_id, key_id, model, *counters, revision in rows
         ]
+
+    async def reported_regions(self, chosen: UsageFilter, region: str, timeout: float) -> dict[str, int]:
+        """Return how many requests other regions have reported, by region. Raises PenstockError."""
+        self._check()
+        rows = await self._run(*reported_regions_statement(chosen, region, self._dialect), timeout)
+        return {name: int(requests) for name, requests in rows}
 
     async def export(self, chosen: UsageFilter) -> AsyncGenerator[list[Row], None]:
         """Yield the rows of the ledger page by page, in the order of `EXPORT_COLUMNS`. Raises PenstockError."""
