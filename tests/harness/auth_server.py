@@ -290,5 +290,5 @@ def full_disk(monkeypatch):
         yield
 
 
-def raise_disk_full(*_):
+def raise_disk_full(*_, **__):
     raise sql.sqlite3.OperationalError("database or disk is full")

@@ -1858,21 +1858,29 @@ class ExportLedgerResponse(_message.Message):
 
     ROWS_FIELD_NUMBER: _builtins.int
     TOTAL_HINT_FIELD_NUMBER: _builtins.int
+    OTHER_REGIONS_FIELD_NUMBER: _builtins.int
     total_hint: _builtins.int
     """In the first message: about how many rows follow in all."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerRow]:
         """At most 500, each once, in an order that the store chooses."""
 
+    @_builtins.property
+    def other_regions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """In the first message: other regions that have reported usage of the range. It is in the totals of this region, and
+        its rows are in the ledgers of those regions alone. Sorted.
+        """
+
     def __init__(
         self,
         *,
         rows: _abc.Iterable[Global___LedgerRow] | None = ...,
         total_hint: _builtins.int = ...,
+        other_regions: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows", "total_hint", b"total_hint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["other_regions", b"other_regions", "rows", b"rows", "total_hint", b"total_hint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -237,7 +237,11 @@ class AuthAdmin(AdminService):
     ) -> AsyncGenerator[pb.ExportLedgerResponse, None]:
         chosen = usage.filter_of(request.filter, self._clock())
         [total], _ = await self._usage.query(UsageQuery(filter=chosen), _time_left(context))
-        total_hint = int(total[0] or 0)
+        others = await self._usage.reported_regions(chosen, self._authorizer.region, _time_left(context))
+        total_hint = max(0, int(total[0] or 0) - sum(others.values()))
+        if others:
+            yield pb.ExportLedgerResponse(total_hint=total_hint, other_regions=list(others))
+            total_hint = 0
         async with aclosing(self._usage.export(chosen)) as pages:
             async for rows in pages:
                 for each in usage.ledger_responses(rows, total_hint):

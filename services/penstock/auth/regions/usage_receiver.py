@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
@@ -44,9 +45,7 @@ class UsageReceiver:
         if late := sum(each.hour < insert_from for each in totals):
             log.warning("usage_report_late", region=region, totals=late, hours_before=insert_from)
         self._waiting[region] += 1
-        self.store.write(
-            PutTotals(region, totals, insert_from), lambda error: self._on_stored(region, on_stored, error)
-        )
+        self.store.write(PutTotals(region, totals, insert_from), partial(self._on_stored, region, on_stored))
 
     def _on_stored(self, region: str, on_stored: Callable[[], None], error: Exception | None) -> None:
         self._waiting[region] -= 1

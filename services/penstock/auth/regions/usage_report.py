@@ -41,13 +41,16 @@ def invalid_field(total: RegionTotal, now: float) -> str:
         "revision": 0 < total.revision <= MAX_COUNTER,
         **{name: 0 <= value <= MAX_COUNTER for name, value in counters.items()},
     }
-    checks["requests"] = checks["requests"] and counters["requests"] == sum(counters[each] for each in OUTCOMES)
-    return next((name for name, is_valid in checks.items() if not is_valid), "")
+    if wrong := next((name for name, is_valid in checks.items() if not is_valid), ""):
+        return wrong
+    return "" if counters["requests"] == sum(counters[each] for each in OUTCOMES) else "requests"
 
 
 def _message_of(total: RegionTotal) -> HourlyTotal:
-    names = {"hour": total.hour, "tenant_id": total.tenant_id, "key_id": total.key_id, "model": total.model}
-    return HourlyTotal(**names, **dict(zip(COUNTERS, total.counters, strict=True)), revision=total.revision)
+    message = HourlyTotal(hour=total.hour, tenant_id=total.tenant_id, key_id=total.key_id, model=total.model)
+    for name, value in zip((*COUNTERS, "revision"), (*total.counters, total.revision), strict=True):
+        setattr(message, name, value)
+    return message
 
 
 def _total_of(message: HourlyTotal) -> RegionTotal:

@@ -56,7 +56,7 @@ class UsageReporter:
     async def report(self) -> bool:
         """Report the oldest unreported totals and wait until they are confirmed. Return whether there may be more."""
         try:
-            found = await self.reader.unreported(self.region, MAX_TOTALS)
+            found = await self.reader.unreported(self.region, self.clock(), MAX_TOTALS)
         except PenstockError as error:
             log.warning("usage_not_read", error=error.message)
             return False
@@ -88,5 +88,10 @@ class UsageReporter:
     async def _forget(self, totals: tuple[RegionTotal, ...]) -> bool:
         """Remove the marks of totals that have not changed. Return False if the store could not be written."""
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.store.write(ConfirmTotals(self.region, totals), lambda error: done.done() or done.set_result(not error))
+
+        def on_persisted(error: Exception | None) -> None:
+            if not done.done():  # the stream has ended
+                done.set_result(error is None)
+
+        self.store.write(ConfirmTotals(self.region, totals), on_persisted)
         return await done

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from penstock.auth.store import rows
 from penstock.auth.store.postgres.documents import document, record_set, selected
-from penstock.auth.store.postgres.ledger_rows import CORRECT_CHARGES, PUT_CHARGES
+from penstock.auth.store.postgres.ledger_rows import CHARGES, UNREPORTED_CHARGES
 from penstock.auth.store.rows import Row
 from penstock.auth.store.store import Charged, PutShare, Reserved
 from penstock.mesh.partitions import partition_of
@@ -90,15 +90,16 @@ class ChargeRun:
             self._grant_uses[use.grant_id, use.request_id] = (*use, partition)
             self._forget_before = max(self._forget_before, now)
 
-    def statements(self) -> Iterator[Statement]:
+    def statements(self, *, reports_usage: bool = False) -> Iterator[Statement]:
+        charging = UNREPORTED_CHARGES if reports_usage else CHARGES
         if self._reserved:
             yield _INSERT_RESERVATIONS, (document(self._reserved.values()),)
         if self._ended:
             yield _DELETE_RESERVATIONS, (self._ended,)
         if self._charged:
-            yield PUT_CHARGES, (document(self._charged.values()),)
+            yield charging.put, (document(self._charged.values()),)
         if self._corrected:
-            yield CORRECT_CHARGES, (document(self._corrected.values()),)
+            yield charging.correct, (document(self._corrected.values()),)
         if self._balances:
             yield _PUT_BALANCES, (document(self._balances.values()),)
         if self._scope_uses:

@@ -7,7 +7,7 @@ import secrets
 
 import psycopg
 
-from penstock.auth.store.postgres.ledger_schema import LEDGER_BY_DAY
+from penstock.auth.store.postgres.ledger_schema import LEDGER_BY_DAY, REPORTED_USAGE
 from penstock.auth.store.postgres.responses_schema import STORED_RESPONSES
 from penstock.chassis.database import postgres
 from penstock.chassis.database.statements import Row
@@ -165,6 +165,7 @@ MIGRATIONS = (
     """
     ALTER TABLE catalog ADD COLUMN home text NOT NULL DEFAULT '';
     """,
+    REPORTED_USAGE,
 )
 
 

@@ -12,6 +12,7 @@ from penstock.auth.quota.scope_quota import KEY_SCOPE, ScopeUse
 from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.regions.share import ShareRow
 from penstock.auth.store import rows
+from penstock.auth.store.postgres import region_totals
 from penstock.auth.store.postgres.charges import ChargeRun, Statement
 from penstock.auth.store.postgres.documents import without_nul
 from penstock.auth.store.postgres.latest_rows import latest_charges, latest_lost
@@ -22,6 +23,7 @@ from penstock.auth.store.store import (
     Barrier,
     Change,
     Charged,
+    ConfirmTotals,
     DeleteKey,
     DeletePrice,
     DeleteRoute,
@@ -32,6 +34,7 @@ from penstock.auth.store.store import (
     PutRoute,
     PutShare,
     PutTenant,
+    PutTotals,
     Release,
     Reserved,
     StoredState,
@@ -80,17 +83,22 @@ _SELECT_GRANT_USES = f"SELECT {rows.GRANT_USE_COLUMNS} FROM grant_uses {_OF_PART
 _CHANGE_CATALOG = "UPDATE catalog SET version = version + 1"
 
 
-def statements(changes: Iterable[Change]) -> Iterator[Statement]:
-    """Return the statements that write these changes in order."""
+def statements(changes: Iterable[Change], *, reports_usage: bool = False) -> Iterator[Statement]:
+    """Return the statements that write these changes in order; totals in any order, as they have revisions.
+
+    With `reports_usage`, the totals that a charge changes are marked as not reported.
+    """
     run, is_catalog_changed = ChargeRun(), False
     for change in changes:
         if isinstance(change, Reserved | Charged | PutShare):
             run.add(change)
+        elif isinstance(change, PutTotals | ConfirmTotals):
+            yield from region_totals.statements(change)
         elif not isinstance(change, Barrier | Release):
-            yield from run.statements()
+            yield from run.statements(reports_usage=reports_usage)
             run, is_catalog_changed = ChargeRun(), True
             yield from _administration(change)
-    yield from run.statements()
+    yield from run.statements(reports_usage=reports_usage)
     if is_catalog_changed:
         yield _CHANGE_CATALOG, ()
 

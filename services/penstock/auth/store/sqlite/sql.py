@@ -14,11 +14,18 @@ from penstock.auth.quota.tenant_quota import Balance
 from penstock.auth.regions.share import ShareRow
 from penstock.auth.store import rows
 from penstock.auth.store.routes import route_of, route_row
-from penstock.auth.store.sqlite.hourly_usage import HOURLY_USAGE, put_charge
+from penstock.auth.store.sqlite.hourly_usage import (
+    HOURLY_USAGE,
+    REPORTED_USAGE,
+    confirm_totals,
+    put_charge,
+    put_totals,
+)
 from penstock.auth.store.store import (
     Barrier,
     Change,
     Charged,
+    ConfirmTotals,
     DeleteKey,
     DeletePrice,
     DeleteRoute,
@@ -29,6 +36,7 @@ from penstock.auth.store.store import (
     PutRoute,
     PutShare,
     PutTenant,
+    PutTotals,
     Release,
     Reserved,
     StoredState,
@@ -144,6 +152,7 @@ MIGRATIONS = (
     CREATE TABLE home (name TEXT NOT NULL) STRICT;
     INSERT INTO home VALUES ('');
     """,
+    REPORTED_USAGE,
 )
 
 
@@ -176,7 +185,8 @@ _SELECT_LATEST = f"""
 """  # noqa: S608  # as above
 
 
-def apply(connection: sqlite3.Connection, change: Change) -> None:
+def apply(connection: sqlite3.Connection, change: Change, *, reports_usage: bool = False) -> None:
+    """Write a change. With `reports_usage`, the totals that a charge changes are marked as not reported."""
     match change:
         case PutTenant(tenant):
             connection.execute(_PUT_TENANT, rows.tenant_row(tenant))
@@ -210,7 +220,7 @@ def apply(connection: sqlite3.Connection, change: Change) -> None:
             _put_scope_uses(connection, scope_uses)
         case Charged(charge, balance, grant_use, scope_uses):
             connection.execute(_DELETE_RESERVATION, (charge.reservation.reservation_id,))
-            put_charge(connection, charge)
+            put_charge(connection, charge, is_reported=reports_usage)
             connection.execute(_PUT_BALANCE, balance)
             _put_grant_use(connection, grant_use, charge.settled_at)
             _put_scope_uses(connection, scope_uses)
@@ -218,6 +228,10 @@ def apply(connection: sqlite3.Connection, change: Change) -> None:
             connection.execute(_PUT_SHARE, row)
             connection.execute(_PUT_BALANCE, balance)
             _put_scope_uses(connection, scope_uses)
+        case PutTotals():
+            put_totals(connection, change)
+        case ConfirmTotals():
+            confirm_totals(connection, change)
         case Barrier() | Release():
             pass
 
