@@ -100,7 +100,7 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
     clock = clock or FakeClock()
     config = AuthConfig(listen="127.0.0.1:0", store=str(path), dev_key=DEV_KEY, **(SECRETS | settings))
     retention = Retention(config.ledger_retention, config.ledger_max_rows, config.hourly_retention)
-    opened = opened_store(config.store, retention=retention, clock=clock)
+    opened = opened_store(config.store, retention=retention, clock=clock, reports_usage=not config.is_home)
     async with opened as (store, state), AsyncExitStack() as stack:
         operations = ResponseOperations(config.response_ttl, config.response_bytes_per_tenant)
         responses = await stack.enter_async_context(opened_responses(config.store, operations, clock=clock))

@@ -23,6 +23,7 @@ def fast(monkeypatch):
     monkeypatch.setattr(follower, "PAUSE_S", (FAST_S, FAST_S))
     monkeypatch.setattr(follower, "REFUSED_PAUSE_S", FAST_S)
     monkeypatch.setattr(roles, "GRANT_INTERVAL_S", FAST_S)
+    monkeypatch.setattr(roles, "REPORT_INTERVAL_S", FAST_S)
 
 
 class Door:

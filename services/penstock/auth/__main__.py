@@ -43,6 +43,7 @@ async def run_auth(config: AuthConfig) -> None:
         disk_watermark=config.disk_watermark,
         instance_id=config.instance_id,
         address=config.advertise or config.listen,
+        reports_usage=not config.is_home,
     )
     async with stored as (store, state), AsyncExitStack() as stack:
         time.shift(store.clock_offset)  # the limits of a tenant follow one clock, whichever replica owns it

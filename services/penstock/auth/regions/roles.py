@@ -16,7 +16,7 @@ from penstock.auth.regions.spending.exchanges import ShareExchanges
 from penstock.auth.regions.spending.follower import RegionFollower, SendReport
 from penstock.auth.regions.spending.home_stream import HomeAddress, HomeStream
 from penstock.auth.regions.usage_receiver import UsageReceiver
-from penstock.auth.regions.usage_reporter import UsageReporter
+from penstock.auth.regions.usage_reporter import REPORT_INTERVAL_S, UsageReporter
 from penstock.auth.store.responses.store import ResponseStore
 from penstock.auth.store.store import PutHome, Store, StoreEvent
 from penstock.auth.usage.reader import UsageReader
@@ -120,7 +120,7 @@ def _follower(config: AuthConfig, parts: RegionParts, held: HeldShares, followed
     )
 
     def new_reporter(send: SendReport) -> UsageReporter:
-        return UsageReporter(config.region, parts.store, parts.usage, parts.clock, send)
+        return UsageReporter(config.region, parts.store, parts.usage, parts.clock, send, REPORT_INTERVAL_S)
 
     return RegionFollower(
         lambda listener: HomeStream(home, listener),
