@@ -197,12 +197,18 @@ class SharedTenantQuota(TenantQuota):
             if isinstance(found := scopes.get(scope), SharedScopeQuota):
                 found.set_share(share, now)
 
+    def share_of(self, scope: str) -> Share:
+        """Return the share of a scope that is enforced."""
+        found = self._shared_scope(scope)
+        if not found and scope:
+            return self._share_of(self.tenant.tenant_id, scope)
+        return found.share if found else self.share
+
     def share_in_use(self, scope: str, now: float) -> Share:
         """Return the least that the share of a scope may be lowered to."""
-        found, own = self._shared_scope(scope), Share(0, 0)
+        found, own, share = self._shared_scope(scope), Share(0, 0), self.share_of(scope)
         if not scope and (limit := self.tenant.concurrent_requests):
             own = Share(share_for(self.concurrent_requests, limit), 0)
-        share = found.share if found else self.share if not scope else self._share_of(self.tenant.tenant_id, scope)
         in_use = own.at_least(found.in_use(now)) if found else own
         if now % DAY_S < DAY_BEGIN_S:
             in_use = Share(in_use.rates, FULL)
