@@ -173,7 +173,7 @@ class SharedRegions:
         for name, region in self.others.items():
             for demand in region.table.pop_demands(region.now):
                 if self.streams[name]:
-                    self.send(name, partial(self.home.shares.on_demand, name, demand, self.now))
+                    self.send(name, partial(self._on_demand, name, demand))
         home = self.home
         in_use = partial(home.table.share_in_use, now=home.now)
         changes = home.shares.decide(home.table.pop_demands(home.now), in_use, home.now)
@@ -186,6 +186,9 @@ class SharedRegions:
                 home.store.write(home.store.save(home.table, change.bound), send)
             else:
                 send()
+
+    def _on_demand(self, name, demand):
+        self.home.shares.on_demand(name, demand, self.home.now)
 
     def _send_share(self, name, stream, change):
         if stream == self.streams[name]:

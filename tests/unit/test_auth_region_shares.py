@@ -206,6 +206,45 @@ def test_no_sequence_of_faults_admits_more_than_one_region_would(steps, others, 
         assert spent <= budget + audit.allowance
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    bursts=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 200), st.floats(0.5, 8.0)), min_size=5, max_size=30),
+    others=st.integers(1, 3),
+    faults=st.sets(st.integers(0, 29), max_size=3),
+)
+def test_bursts_in_any_region_are_admitted_as_by_one_bucket(bursts, others, faults):
+    """Each burst is repeated until its end, so that shares move while they are spent."""
+    world = SharedRegions(others, requests_per_minute=240)
+    bucket = Bucket(240 + others + 1)
+    for place, (region_place, number, seconds) in enumerate(bursts):
+        region, end = world.regions[region_place % (others + 1)], world.now + seconds
+        if place in faults:
+            world.restart(region)
+        while world.now < end:
+            for _ in range(number):
+                if (reservation := region.reserve(1)) is None:
+                    break
+                assert bucket.wait(1, world.now) == 0.0
+                bucket.spend(1, world.now)
+                region.settle(reservation, 1)
+            world.advance(0.5)
+
+
+def test_a_budget_is_kept_at_midnight_where_clocks_differ():
+    budget = Budget(BudgetPeriod.DAY, BudgetUnit.TOKENS, 1_000)
+    world = SharedRegions(start=MIDNIGHT - 8.0, skews=(4.0, -4.0), policy=Policy(budgets=(budget,)))
+    spent = Counter()
+    assert world.home.reserve(900)
+    spent[world.home.now // DAY_S] += 900
+    for _ in range(100):
+        for region, tokens in zip(world.regions, (1, 10), strict=True):
+            if region.reserve(tokens):
+                spent[region.now // DAY_S] += tokens
+        world.advance(0.2)
+    assert len(spent) == 2
+    assert max(spent.values()) <= 1_000 + 2
+
+
 # Cores.
 
 
