@@ -56,6 +56,7 @@ class RegionFollower:
         self._problem = ""  # that was logged last
         self._reporter: UsageReporter | None = None
         self._reporting: asyncio.Task[None] | None = None
+        self._group: asyncio.TaskGroup | None = None  # None: the follower does not run
 
     @property
     def figures(self) -> dict[str, float]:
@@ -77,6 +78,7 @@ class RegionFollower:
     async def run(self) -> None:
         """Follow the home region until cancelled."""
         async with asyncio.TaskGroup() as group:
+            self._group = group
             group.create_task(self._tick_forever(), name="follower ticks")
             pause = PAUSE_S[0]
             while True:
@@ -185,10 +187,10 @@ class RegionFollower:
         """Report on the stream of the catalog while this process owns the partition whose owner reports."""
         if self._source is None or WRITER_PARTITION not in self._served:
             self._stop_reporting()
-        elif self._reporting is None:
+        elif self._reporting is None and self._group:
             source = self._source
             self._reporter = self._new_reporter(lambda report: _send(source, report))
-            self._reporting = asyncio.create_task(self._reporter.run(), name="usage reporter")
+            self._reporting = self._group.create_task(self._reporter.run(), name="usage reporter")
 
     def _stop_reporting(self) -> None:
         if self._reporting:
@@ -196,14 +198,11 @@ class RegionFollower:
         self._reporting = self._reporter = None
 
     async def _tick_forever(self) -> None:
-        try:
-            while True:
-                await asyncio.sleep(TICK_S)
-                self._exchanges.tick(self._clock())
-                self._writer.step()
-                await self._writer.delete_tenants()
-        finally:
-            self._stop_reporting()
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._exchanges.tick(self._clock())
+            self._writer.step()
+            await self._writer.delete_tenants()
 
 
 def _send(stream: HomeStream, report: UsageReport) -> None:
