@@ -17,6 +17,7 @@ from penstock.auth.ext_authz.http_check import serving_checks
 from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.auth.models.routes import RouteList
 from penstock.auth.oidc.refresh import KeyRefresh, accepting_tokens
+from penstock.auth.regions.roles import RegionParts, RegionRole, region_role, shares_of
 from penstock.auth.responses.service import ResponseService
 from penstock.auth.service import AdmissionService
 from penstock.auth.store.opening import opened_store
@@ -28,7 +29,9 @@ from penstock.auth.store.sqlite import sql
 from penstock.auth.usage.reader import UsageReader
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_failure
+from penstock.chassis.security.channels import PLAINTEXT
 from penstock.chassis.server.server import serving
+from penstock.chassis.streams.protocol import hello_of
 from penstock.mesh.partitions import partition_of
 from penstock.mesh.v1.admission_pb2 import (
     AdmitRequest,
@@ -42,6 +45,7 @@ from penstock.mesh.v1.admission_pb2 import (
     Settle,
 )
 from penstock.mesh.v1.admission_pb2_grpc import AdmissionServiceStub, add_AdmissionServiceServicer_to_server
+from penstock.mesh.v1.region_quota_pb2_grpc import add_RegionQuotaServiceServicer_to_server
 from penstock.mesh.v1.responses_pb2_grpc import (
     ResponseStoreServiceStub,
     add_ResponseStoreServiceServicer_to_server,
@@ -80,10 +84,11 @@ class AuthProcess:
     admin_address: str = ""
     responses: ResponseStoreServiceStub | None = None
     response_service: ResponseService | None = None
+    role: RegionRole | None = None
 
     @property
     def figures(self) -> dict[str, float]:
-        return self.service.figures
+        return {**self.service.figures, **(self.role.figures if self.role else {})}
 
     async def check(self, bearer: str = "", source: str = "203.0.113.9", **headers: str) -> httpx.Response:
         """Ask about a request as a proxy does."""
@@ -93,14 +98,14 @@ class AuthProcess:
 @asynccontextmanager
 async def auth_process(path=":memory:", *, clock=None, **settings):
     clock = clock or FakeClock()
-    config = AuthConfig(listen="127.0.0.1:0", store=str(path), dev_key=DEV_KEY, **SECRETS, **settings)
+    config = AuthConfig(listen="127.0.0.1:0", store=str(path), dev_key=DEV_KEY, **(SECRETS | settings))
     retention = Retention(config.ledger_retention, config.ledger_max_rows, config.hourly_retention)
-    opened = opened_store(config.store, retention=retention, clock=clock)
+    opened = opened_store(config.store, retention=retention, clock=clock, reports_usage=not config.is_home)
     async with opened as (store, state), AsyncExitStack() as stack:
         operations = ResponseOperations(config.response_ttl, config.response_bytes_per_tenant)
         responses = await stack.enter_async_context(opened_responses(config.store, operations, clock=clock))
-        authorizer = recover(config, state, clock(), store.epochs)
-        hello = Hello(protocol=1, instance_id="auth-1", tier="auth")
+        authorizer = recover(config, state, clock(), store.epochs, shares_of(config))
+        hello = Hello(protocol=1, instance_id=config.instance_id or "auth-1", tier="auth")
         hello.partitioned = authorizer.served.is_partitioned
         edges = edges_to_expect(config, authorizer, clock(), stall_threshold=math.inf)
         identity_keys = IdentityKeyRing(clock())
@@ -121,12 +126,29 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
             key_retention=config.ledger_retention,
             routes=routes,
             responses=responses,
+            home="" if config.is_home else config.home,
         )
-        sweeping = asyncio.create_task(served.sweep())
+        role = region_role(
+            config,
+            RegionParts(
+                authorizer=authorizer,
+                routes=routes,
+                store=store,
+                responses=responses,
+                usage=usage_reader,
+                hello=hello_of("auth", hello.instance_id),
+                clock=clock,
+                dialer=PLAINTEXT,
+            ),
+            state.home,
+        )
+        admin.on_changed = role.quotas.send_changes
+        running = [asyncio.create_task(each) for each in (served.sweep(), role.run())]
         kept = ResponseService(responses, hello)
         registrations = [
             (add_AdmissionServiceServicer_to_server, served),
             (add_ResponseStoreServiceServicer_to_server, kept),
+            (add_RegionQuotaServiceServicer_to_server, role.quotas),
         ]
         with operators_at_socket(audit_log=config.audit_log_path) as operators:
             async with (
@@ -138,10 +160,13 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
                 stubs = AdminStub(to_admin), AdmissionServiceStub(to_auth)
                 parts = (checks, authorization, authorizer, tokens)
                 more = {"admin_address": server.admin_address, "responses": ResponseStoreServiceStub(to_auth)}
-                more["response_service"] = kept
+                more |= {"response_service": kept, "role": role}
                 yield AuthProcess(served, server.address, clock, *stubs, *parts, **more)
                 await asyncio.gather(served.drain(), kept.drain())
-        sweeping.cancel()
+                role.quotas.end("draining")
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 HEARTBEAT_S = 0.3
@@ -265,5 +290,5 @@ def full_disk(monkeypatch):
         yield
 
 
-def raise_disk_full(*_):
+def raise_disk_full(*_, **__):
     raise sql.sqlite3.OperationalError("database or disk is full")

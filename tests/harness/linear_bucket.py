@@ -83,11 +83,13 @@ class LinearBucket:
         """Take an amount and settle it at once."""
         self.settle(self.take(amount, now), 0)
 
-    def with_limit(self, per_minute: int, now: float) -> "LinearBucket":
-        """Return a bucket of another size that lacks the same amount. Unsettled takes give nothing back to it."""
+    def set_limit(self, per_minute: int, now: float) -> None:
+        """Change the size. The bucket lacks the same amount as before, and each unsettled take counts as before."""
         at = to_micros(now)
-        lacking = max(0, self._full_at - at * self.per_minute)  # amount times MINUTE_US
-        return LinearBucket(per_minute, full_at=at + -(-lacking // per_minute))
+        for run in self._runs:
+            run.start = at + -(-(run.start - at) * self.per_minute // per_minute)
+        self.per_minute = per_minute
+        self._full_at = self._latest_full_at()
 
     def _latest_full_at(self) -> int:
         taken, limit = accumulate(each.amount for each in reversed(self._runs)), self.per_minute

@@ -67,8 +67,8 @@ class SqliteStore:
 
 
 def _apply_and_fail(apply):
-    def apply_and_fail(connection, change):
-        apply(connection, change)
+    def apply_and_fail(connection, change, **options):
+        apply(connection, change, **options)
         _fail()
 
     return apply_and_fail

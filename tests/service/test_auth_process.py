@@ -58,10 +58,10 @@ async def test_the_state_survives_a_kill_and_a_drain_exits_with_status_0(tmp_pat
 OVERFLOW_ON_A_TENANT = """
 from penstock.auth.store.sqlite import sql
 from penstock.auth.store.store import PutTenant
-def apply(connection, change, original=sql.apply):
+def apply(connection, change, original=sql.apply, **options):
     if isinstance(change, PutTenant):
         connection.execute("SELECT ?", (2**63,))  # raises OverflowError, which is not an error of SQLite
-    original(connection, change)
+    original(connection, change, **options)
 sql.apply = apply
 """
 

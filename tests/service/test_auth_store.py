@@ -15,6 +15,7 @@ from penstock.auth.quota.reservation import OUTCOME_LOST, Charge, Metering
 from penstock.auth.quota.reservation_table import ReservationTable
 from penstock.auth.quota.scope_quota import ScopeUse
 from penstock.auth.quota.tenant_quota import Balance
+from penstock.auth.regions.share import ShareRow
 from penstock.auth.store import threaded
 from penstock.auth.store.opening import opened_store
 from penstock.auth.store.roll_up import Retention
@@ -27,6 +28,7 @@ from penstock.auth.store.store import (
     DeleteTenant,
     PutKey,
     PutPrice,
+    PutShare,
     PutTenant,
     Reserved,
     StoreClosed,
@@ -95,6 +97,26 @@ async def test_what_a_scope_has_used_is_deleted_with_its_key_and_its_tenant(stor
             await kept(store, change)
     state = await stored_state(stored.location)
     assert (list(state.scope_uses), list(state.prices)) == ([], [])
+
+
+async def test_shares_of_regions_are_stored_with_the_state_of_their_limits(stored):
+    rows = [ShareRow("acme", scope, "us", 950, 1) for scope in ("", "key:k", "key:k2")]
+    balance, use = Balance("acme", 5, 6, 7, 8, 9), ScopeUse("acme", "key:k2", 1, 2, 3, 4)
+    async with opened_store(stored.location) as (store, state):
+        assert list(state.shares) == []
+        for change in (PutTenant(ACME_TENANT), PutKey(ACME_KEY), PutShare(rows[0]._replace(rates=1), Balance("acme"))):
+            await kept(store, change)
+        pending = [kept(store, PutShare(row, balance, (use,))) for row in rows]
+        await asyncio.gather(*pending)
+    state = await stored_state(stored.location)
+    assert sorted(state.shares) == rows
+    assert (state.balances, list(state.scope_uses)) == ({"acme": balance}, [use])
+    async with opened_store(stored.location) as (store, _):
+        await kept(store, DeleteKey("k"))
+    assert sorted((await stored_state(stored.location)).shares) == [rows[0], rows[2]]
+    async with opened_store(stored.location) as (store, _):
+        await kept(store, DeleteTenant("acme", 3.0))
+    assert list((await stored_state(stored.location)).shares) == []
 
 
 async def test_a_tenant_with_keys_and_a_balance_can_get_new_limits(stored):

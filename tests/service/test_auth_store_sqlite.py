@@ -40,7 +40,7 @@ def path(tmp_path):
 
 
 async def test_an_error_that_is_not_of_sqlite_ends_the_watch_and_rejects_later_changes(path, monkeypatch):
-    def overflow(connection, change):
+    def overflow(connection, change, **_):
         raise OverflowError("Python int too large to convert to SQLite INTEGER")
 
     async with opened_store(path) as (store, _):
@@ -104,10 +104,10 @@ async def test_a_store_that_becomes_read_only_keeps_its_charges_until_it_can_be_
     modes = deque[str]()
     commit = sqlite_backend.commit
 
-    def commit_in_mode(connection, batch):
+    def commit_in_mode(connection, batch, **options):
         if modes:
             connection.execute(f"PRAGMA query_only = {modes.popleft()}")
-        return commit(connection, batch)
+        return commit(connection, batch, **options)
 
     monkeypatch.setattr(sqlite_backend, "commit", commit_in_mode)
     async with opened_store(path) as (store, _):

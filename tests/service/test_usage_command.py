@@ -14,11 +14,15 @@ import pytest
 from click.testing import CliRunner
 
 from auth_server import auth_process
+from penstock.auth.store.opening import opened_store
+from penstock.auth.store.store import PutTotals
+from penstock.auth.store.totals import RegionTotal
 from penstock.cli.__main__ import cli
 from penstock.cli.tables import stdout_console
 from penstock.cli.usage import export as export_module
 from penstock.cli.usage.ranges import UtcTime, usage_filter
 from penstock.v1.inference_pb2 import PRIORITY_BATCH
+from store_changes import kept
 from usage_rows import HOUR_S, START, charge, fill
 
 pytestmark = pytest.mark.usefixtures("_wide_output")
@@ -96,6 +100,25 @@ async def test_an_export_as_csv_has_every_row_and_no_partial_file(stored, tmp_pa
     assert (first["prompt_tokens"], first["cached_tokens"], first["output_tokens"]) == ("10", "4", "1")
     assert [rows[each]["class"] for each in sorted(rows)] == ["", "", "batch"]
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith("ledger")] == ["ledger.csv"]
+
+
+async def test_the_home_shows_the_totals_of_all_regions_and_exports_its_own_rows(stored, tmp_path):
+    await fill(stored, *charges())
+    reported = RegionTotal(START, "acme", "k", "m", (7, 70, 0, 21, 0, 7, 0, 0, 0, 0), 1)
+    async with opened_store(stored.location) as (store, _):
+        await kept(store, PutTotals("us", (reported, reported._replace(key_id="l")), START))
+    out = tmp_path / "ledger.csv"
+    async with auth_process(stored.location, region="north") as found:
+        table = await run(found, "--by", "region", *RANGE, "--csv")
+        regions = list(csv.DictReader(io.StringIO(table.stdout)))
+        assert [(row["region"], row["requests"]) for row in regions] == [("", "2"), ("north", "1"), ("us", "14")]
+        done = await run(found, "export", *RANGE, "--out", str(out))
+        printed = " ".join(done.stderr.split())
+        assert "3 rows not in the file: requests in us;" in printed
+        none = await run(found, "export", *RANGE, "--key", "l", "--out", str(out))
+        assert "0 rows not in the file: requests in us;" in " ".join(none.stderr.split())
+        blue = await run(found, "export", *RANGE, "--tenant", "blue", "--out", str(out))
+        assert "not in the file" not in blue.stderr
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is not installed (extra `parquet`)")

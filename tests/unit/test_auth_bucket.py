@@ -61,9 +61,21 @@ def test_settling_a_take_of_another_bucket_has_no_effect():
 def test_a_resized_bucket_lacks_the_same_amount():
     bucket = Bucket(60)
     bucket.spend(60, START_UNIX_S)
-    assert bucket.with_limit(120, START_UNIX_S).wait(61, START_UNIX_S) == 0.5
-    assert bucket.with_limit(120, START_UNIX_S).wait(60, START_UNIX_S) == 0.0
-    assert bucket.with_limit(30, START_UNIX_S).wait(1, START_UNIX_S) == 62.0  # 60 are lacking, 29 may be
+    bucket.set_limit(120, START_UNIX_S)
+    assert bucket.wait(61, START_UNIX_S) == 0.5
+    assert bucket.wait(60, START_UNIX_S) == 0.0
+    bucket.set_limit(30, START_UNIX_S)
+    assert bucket.wait(1, START_UNIX_S) == 62.0  # 60 are lacking, 29 may be
+
+
+def test_what_was_taken_before_a_resize_is_given_back_in_full():
+    bucket = Bucket(60)
+    takes = [bucket.take(30, START_UNIX_S), bucket.take(30, START_UNIX_S)]
+    bucket.set_limit(120, START_UNIX_S + 10.0)
+    bucket.settle(takes[1], 30)
+    assert bucket.available(START_UNIX_S + 10.0) == 100  # 30 were taken and 10 of them have been filled
+    bucket.settle(takes[0], 30)
+    assert bucket.available(START_UNIX_S + 10.0) == 120
 
 
 def test_the_state_after_a_restart_never_lacks_less():
@@ -151,7 +163,13 @@ def test_every_result_is_that_of_the_linear_bucket(per_minute, full_at, steps):
             for bucket, run in zip(buckets, runs, strict=True):
                 bucket.settle(run, min(second, amount))
         assert_alike(*buckets, now)
-    assert_alike(*(each.with_limit(77, at / 1e6) for each in buckets), at / 1e6)
+    for each in buckets:
+        each.set_limit(77, at / 1e6)
+    for amount, runs in unsettled:
+        assert_alike(*buckets, at / 1e6)
+        for bucket, run in zip(buckets, runs, strict=True):
+            bucket.settle(run, amount // 2)
+    assert_alike(*buckets, at / 1e6)
 
 
 def test_a_day_of_a_busy_tenant_is_that_of_the_linear_bucket():

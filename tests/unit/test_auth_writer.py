@@ -7,8 +7,10 @@ import pytest
 from penstock.auth.identity.tenant import Tenant
 from penstock.auth.quota.reservation import Charge, Reservation, ReservationRequest
 from penstock.auth.quota.tenant_quota import Balance
-from penstock.auth.store.store import Barrier, Charged, PutTenant
+from penstock.auth.regions.share import ShareRow
+from penstock.auth.store.store import Barrier, Charged, PartitionsLost, PutShare, PutTenant
 from penstock.auth.store.writer import MAX_CHANGES_PER_TRANSACTION, ChangeWriter
+from penstock.mesh.partitions import partition_of
 
 FULL = sqlite3.OperationalError("database or disk is full")
 REQUEST = ReservationRequest(
@@ -18,6 +20,7 @@ RESERVATION = Reservation(reservation_id="r", request=REQUEST, reserved_at=1.0, 
 CHARGE = Charged(
     Charge(reservation=RESERVATION, prompt_tokens=1, output_tokens=1, outcome="stop", settled_at=1.5), Balance("acme")
 )
+SHARE = PutShare(ShareRow("acme", "", "us", 50, 50), Balance("acme"))
 TENANT = PutTenant(Tenant(tenant_id="acme"))
 
 
@@ -122,3 +125,14 @@ def test_a_retry_of_16_000_charges_compares_none_and_tries_one_transaction(retri
     assert len(disk.told) == 16_000
     assert len(disk.commits) == retries + 16
     assert Callback.comparisons == 0
+
+
+def test_a_share_of_a_lost_partition_fails_and_is_not_repeated():
+    lost, outcomes = PartitionsLost(frozenset({partition_of("acme")})), []
+    writer = ChangeWriter(
+        lambda batch: lost if batch and batch[0][0] is SHARE else None, lambda *each: outcomes.append(each)
+    )
+    share, tenant = (SHARE, print), (TENANT, print)
+    writer.write([share, tenant])
+    assert outcomes == [([share], lost), ([tenant], None)]
+    assert writer.unwritten == []

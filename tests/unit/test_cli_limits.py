@@ -92,3 +92,12 @@ def test_a_key_shows_its_own_limits():
 
 def test_money_is_shown_with_the_decimal_places_that_it_has():
     assert [money(each) for each in (0, 1, 10**9, 1_234_500_000_000)] == ["0", "0.000000001", "1", "1,234.5"]
+
+
+def test_a_share_is_shown_where_limits_are_not_whole():
+    tenant, budgets = pb.Tenant(tenant_id="acme"), [pb.Budget(period=pb.BUDGET_PERIOD_DAY, tokens=1)]
+    assert tenant_texts(tenant, pb.TenantUse()) == []
+    assert tenant_texts(tenant, pb.TenantUse(share_rates=250, share_budgets=50)) == ["share 25 %"]
+    tenant.budgets.extend(budgets)
+    shared = tenant_texts(tenant, pb.TenantUse(share_rates=250, share_budgets=55))[-1]
+    assert shared == "share 25 % of limits, 5.5 % of budgets"

@@ -122,8 +122,20 @@ def test_a_region_opens_a_door_and_knows_that_of_the_other_one(region, other):
     assert manifests.environment(routing)["PENSTOCK_ROUTING_REGION_LISTEN"] == f"0.0.0.0:{proxy.ports['region']}"
 
 
+def test_the_region_eu_keeps_the_tenants_and_us_follows_it_through_its_door():
+    eu, us = (Manifests(render_overlay(OVERLAYS / f"region-{each}")) for each in ("eu", "us"))
+    names = ("HOME", "HOME_DOOR", "SPENDING_REGIONS")
+    found = []
+    for manifests in (eu, us):
+        [auth], [routing] = (manifests.of_tier(tier)[0].processes for tier in ("auth", "routing"))
+        settings = manifests.environment(auth)
+        found.append([settings[f"PENSTOCK_AUTH_{each}"] for each in names])
+        found[-1].append(manifests.environment(routing)["PENSTOCK_ROUTING_REGION_AUTHS"])
+    assert found == [["eu", "", "us", "dns:///auth:7002"], ["eu", "region.eu.example:8444", "", ""]]
+
+
 def test_a_region_has_an_authority_that_its_cluster_does_not_make():
     manifests = Manifests(render_overlay(OVERLAYS / "region-eu"))
-    assert needed_secrets(manifests) == ["auth-postgres", "door-tls", "penstock-ca"]
+    assert needed_secrets(manifests) == ["auth-postgres", "door-tls", "penstock-ca", "penstock-regions"]
     assert [each["metadata"]["name"] for each in manifests.of_kind("Issuer")] == ["penstock"]
     assert "penstock-ca" not in needed_secrets(Manifests(render_overlay(OVERLAYS / "postgres")))

@@ -204,6 +204,31 @@ def test_edges_and_proxies_reach_the_doors_of_other_regions_and_open_their_own()
     assert doors == ["127.0.0.1:8082", "127.0.0.1:8092"]
 
 
+def test_the_first_region_is_the_home_of_tenants_and_the_others_follow_it_through_their_links():
+    eu = plan_of(region="eu", home_region="eu", other_regions=("us=127.0.0.1:8083", "ap=127.0.0.1:8093"))
+    us = plan_of(region="us", home_region="eu", other_regions=("eu=127.0.0.1:9283", "ap=127.0.0.1:9293"))
+    [home], [follower] = (each.processes_of("auth") for each in (eu, us))
+    assert settings_of(home) == {"HOME": "eu", "SPENDING_REGIONS": "us,ap"}
+    assert settings_of(follower) == {"HOME": "eu", "HOME_DOOR": "127.0.0.1:9283"}
+    assert eu.processes_of("routing")[0].environment["PENSTOCK_ROUTING_REGION_AUTHS"] == home.address
+    assert "PENSTOCK_ROUTING_REGION_AUTHS" not in us.processes_of("routing")[0].environment
+
+
+def settings_of(auth):
+    """The settings of auth that are about regions."""
+    names = ("HOME", "HOME_DOOR", "SPENDING_REGIONS")
+    return {name: auth.environment[key] for name in names if (key := f"PENSTOCK_AUTH_{name}") in auth.environment}
+
+
+def test_all_regions_have_the_same_secrets_and_without_proxies_each_has_tenants_of_its_own():
+    shared, others = {"PEPPER": "p", "MESH_SECRET": "m"}, ("us=127.0.0.1:8083",)
+    options = MeshOptions(region="eu", home_region="eu", other_regions=others)
+    [auth] = plan_mesh(options, Path("/state"), "k", envoy="/envoy", auth_secrets=shared).processes_of("auth")
+    assert (auth.environment["PENSTOCK_AUTH_PEPPER"], auth.environment["PENSTOCK_AUTH_MESH_SECRET"]) == ("p", "m")
+    [auth] = plan_mesh(options, Path("/state"), "k", auth_secrets=shared).processes_of("auth")
+    assert settings_of(auth) == {}
+
+
 @pytest.mark.parametrize(
     ("names", "error"),
     [

@@ -33,6 +33,7 @@ def snapshot(state=NORMAL_TEXT, secrets=""):
         trust_domain="mesh.example",
         region="eu",
         region_listen=Address("127.0.0.1", 7443),
+        region_auths=(Address("auth", 7002),),
         regions=regions,
     )
     plan = TrafficPlan.of("eu", [each.name for each in regions], RegionState.parse(state), 1_000.0, 10.0)
@@ -115,7 +116,7 @@ def test_the_region_door_leads_to_own_edges_and_only_with_the_word_of_auth():
     for regions, expected in (("*", "edge_grpc"), ("us,eu", "edge_grpc"), ("us", 403), (None, 403)):
         assert target_of(routes("region_door"), regions) == expected
     (resource,) = [snapshot().by_type[ROUTE]["region_door"]]
-    assert {name for _, name in resource.references} == {"edge_grpc", "edge_http", "edge_guests"}
+    assert {name for _, name in resource.references} == {"edge_grpc", "edge_http", "edge_guests", "auth_quota"}
 
 
 def test_only_the_region_door_serves_edges_of_other_regions_and_not_while_it_is_drained():
@@ -124,8 +125,20 @@ def test_only_the_region_door_serves_edges_of_other_regions_and_not_while_it_is_
     assert target_of(routes("region_door", prefix=guests), None) == "edge_guests"
     assert target_of(routes("region_door", NORMAL.with_drained("eu"), prefix=guests), None) == 503
     (host,) = read_back(ROUTE, "region_door", NORMAL.with_drained("eu").text())["virtualHosts"]
-    assert [each["name"] for each in host["routes"]][:2] == ["guests_drained", "health_drained"]
+    assert [each["name"] for each in host["routes"]][:3] == ["quota", "guests_drained", "health_drained"]
     assert read_back(CLUSTER, "edge_guests")["edsClusterConfig"]["serviceName"] == "edge_grpc"
+
+
+def test_only_the_region_door_leads_to_auth_also_while_it_is_drained_and_to_auth_alone():
+    quota = "/penstock.mesh.v1.RegionQuotaService/"
+    assert routes("edges", prefix=quota) == []
+    for state in (NORMAL, NORMAL.with_drained("eu")):
+        assert target_of(routes("region_door", state, prefix=quota), None) == "auth_quota"
+    cluster = read_back(CLUSTER, "auth_quota", secrets="/run/secrets")
+    (places,) = cluster["loadAssignment"]["endpoints"]
+    (host,) = places["lbEndpoints"]
+    assert host["endpoint"]["address"]["socketAddress"] == {"address": "auth", "portValue": 7002}
+    assert cluster["transportSocket"]["typedConfig"]["sni"] == "auth.penstock.internal"
 
 
 def test_a_region_keeps_its_calls_while_one_edge_is_healthy():
@@ -148,7 +161,7 @@ def test_other_regions_are_dialled_over_http2_and_must_prove_that_they_are_proxi
     assert "transportSocket" not in read_back(CLUSTER, "region_us")
 
 
-def test_the_region_door_requires_the_certificate_of_a_proxy_or_an_edge_and_tells_them_apart():
+def test_the_region_door_requires_the_certificate_of_a_proxy_an_edge_or_auth_and_tells_them_apart():
     (chain,) = read_back(LISTENER, "region_door", secrets="/run/secrets")["filterChains"]
     context = chain["transportSocket"]["typedConfig"]
     assert context["requireClientCertificate"] is True
@@ -159,12 +172,12 @@ def test_the_region_door_requires_the_certificate_of_a_proxy_or_an_edge_and_tell
     admitted = [
         uri
         for domain in ("mesh.example", "meshXexample")
-        for tier in ("envoy", "edge", "worker", "operator")
+        for tier in ("envoy", "edge", "auth", "worker", "operator")
         if re.fullmatch(pattern, uri := f"spiffe://{domain}/penstock/{tier}/{tier}-1")
     ]
-    assert admitted == [f"spiffe://mesh.example/penstock/{tier}/{tier}-1" for tier in ("envoy", "edge")]
+    assert admitted == [f"spiffe://mesh.example/penstock/{tier}/{tier}-1" for tier in ("envoy", "edge", "auth")]
     peers, *_ = chain["filters"][0]["typedConfig"]["httpFilters"]
-    assert set(peers["typedConfig"]["rules"]["policies"]) == {"edge", "envoy"}
+    assert set(peers["typedConfig"]["rules"]["policies"]) == {"auth", "edge", "envoy"}
 
 
 def test_the_region_door_keeps_the_regions_that_another_proxy_states_and_no_other_reserved_header():

@@ -17,6 +17,7 @@ _DYNAMIC_CALLS = (  # by xDS and by lease: component, component, name of the por
     ("envoy", "auth", "checks"),
     ("edge", "worker", "grpc"),
 )
+_CALLED_BY_PROXIES = "PENSTOCK_ROUTING_REGION_AUTHS="  # of the settings of routing; the others are above
 _OPEN_PORTS = {"front", "health", "metrics", "ready", "region"}  # names of ports that a policy may open to every source
 _MEMBERS = {*TIERS, "envoy"}
 _NAME_LABEL = "kubernetes.io/metadata.name"  # which each namespace has
@@ -31,7 +32,9 @@ def call_faults(manifests: Manifests) -> Iterator[str]:
             continue
         if "dns:///" in where and not is_headless(service):
             yield f"{caller}: {where} is balanced by the caller, but Service {host} has one address for all its pods"
-        if caller != "routing":  # which only resolves names
+        if where.startswith(_CALLED_BY_PROXIES):
+            calls.add(("envoy", _component(service), _target(service, port)))
+        elif caller != "routing":  # which only resolves names
             calls.add((caller, _component(service), _target(service, port)))
     if manifests.of_kind("NetworkPolicy"):
         yield from _check_policies(manifests, calls)

@@ -193,6 +193,24 @@ AUTH = Dashboard(
         ),
         panel("Credentials refused", "reqps", "{{kind}}", rate("penstock_auth_authentication_failures_total", "kind")),
         panel("Stored responses", "bytes", "bytes", "max(penstock_auth_stored_response_bytes)"),
+        Panel(
+            "Regions",
+            "short",
+            {
+                "streams {{side}}": total("penstock_auth_region_streams", "side"),
+                "shares": total("penstock_auth_shares"),
+                "share changes/s": rate("penstock_auth_share_changes_total"),
+                "refused {{reason}}": rate("penstock_auth_refused_joins_total", "reason"),
+            },
+        ),
+        Panel(
+            "Home region",
+            "short",
+            {
+                "s without {{instance}}": "penstock_auth_home_unfollowed_seconds",
+                "entries that it lacks {{instance}}": "penstock_auth_home_catalog_unknown",
+            },
+        ),
         *process_panels("auth"),
     ),
 )

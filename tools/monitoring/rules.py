@@ -55,6 +55,14 @@ FAULTS = (
         summary="{{ $labels.instance }} cannot commit to the store of auth",
     ),
     Fault(
+        alert="PenstockRegionNotFollowing",
+        severity="page",
+        expression="penstock_auth_home_unfollowed_seconds > 300",
+        held="0s",
+        runbook="a-region-does-not-follow-its-home",
+        summary="{{ $labels.instance }} has not followed its home region for {{ $value | humanizeDuration }}",
+    ),
+    Fault(
         alert="PenstockAuthDiskFull",
         severity="ticket",
         expression="penstock_auth_disk_used_ratio > 0.9",

@@ -10,6 +10,7 @@ from penstock.auth.ext_authz.http_check import serving_checks
 from penstock.auth.identity.identity_keys import IdentityKeyRing
 from penstock.auth.metrics import observations
 from penstock.auth.models.routes import RouteList
+from penstock.auth.regions.roles import RegionParts, region_role, shares_of
 from penstock.auth.responses.service import ResponseService
 from penstock.auth.service import AdmissionService
 from penstock.auth.store.opening import opened_store
@@ -26,6 +27,7 @@ from penstock.chassis.security.process import open_security
 from penstock.chassis.server.server import serving
 from penstock.chassis.streams.protocol import hello_of
 from penstock.mesh.v1.admission_pb2_grpc import add_AdmissionServiceServicer_to_server
+from penstock.mesh.v1.region_quota_pb2_grpc import add_RegionQuotaServiceServicer_to_server
 from penstock.mesh.v1.responses_pb2_grpc import add_ResponseStoreServiceServicer_to_server
 
 
@@ -41,11 +43,12 @@ async def run_auth(config: AuthConfig) -> None:
         disk_watermark=config.disk_watermark,
         instance_id=config.instance_id,
         address=config.advertise or config.listen,
+        reports_usage=not config.is_home,
     )
     async with stored as (store, state), AsyncExitStack() as stack:
         time.shift(store.clock_offset)  # the limits of a tenant follow one clock, whichever replica owns it
         responses = await stack.enter_async_context(_opened_responses(config, clock))
-        authorizer = recover(config, state, clock(), store.epochs)
+        authorizer = recover(config, state, clock(), store.epochs, shares_of(config))
         tokens = None
         if config.issuers:
             from penstock.auth.oidc.refresh import accepting_tokens  # noqa: PLC0415  # PyJWT, which not each image has
@@ -65,8 +68,21 @@ async def run_auth(config: AuthConfig) -> None:
         usage_reader = UsageReader(config.store_location)
         stack.callback(usage_reader.close)
 
+        parts = RegionParts(
+            authorizer=authorizer,
+            routes=routes,
+            store=store,
+            responses=responses,
+            usage=usage_reader,
+            hello=hello_of("auth", config.instance_id),  # without an address, which no other region can reach
+            clock=clock,
+            dialer=security.dialer,
+        )
+        role = region_role(config, parts, state.home)
+
         def figures() -> dict[str, float]:
-            return {**service.figures, **kept.figures, **authorization.figures, **(tokens.figures if tokens else {})}
+            of_tokens = tokens.figures if tokens else {}
+            return {**service.figures, **kept.figures, **authorization.figures, **of_tokens, **role.figures}
 
         admin = AuthAdmin(
             config.instance_id,
@@ -78,14 +94,17 @@ async def run_auth(config: AuthConfig) -> None:
             key_retention=config.ledger_retention,
             routes=routes,
             responses=responses,
+            home="" if config.is_home else config.home,
         )
+        admin.on_changed = role.quotas.send_changes
         async with (
-            background(service.sweep(), store.watch(), responses.watch()),
+            background(service.sweep(), store.watch(), responses.watch(), role.run()),
             serving(
                 config.listen,
                 [
                     (add_AdmissionServiceServicer_to_server, service),
                     (add_ResponseStoreServiceServicer_to_server, kept),
+                    (add_RegionQuotaServiceServicer_to_server, role.quotas),
                 ],
                 admin=admin,
                 observe=lambda: observations(figures(), authorizer.reservations, clock()),
@@ -101,6 +120,7 @@ async def run_auth(config: AuthConfig) -> None:
                 await stop_requested()
             finally:  # also if the store's thread failed, so that edges decide at once
                 await service.drain()
+                role.quotas.end("draining")
                 await kept.drain()
 
 

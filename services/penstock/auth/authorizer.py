@@ -1,8 +1,8 @@
 """The authorizer: authenticates callers, reserves tokens and computes fallback grants. No I/O; `now` is an argument."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penstock.auth.identity.authenticator import Authenticator
 from penstock.auth.identity.delegation import DelegationRefused
@@ -17,8 +17,11 @@ from penstock.auth.quota.grant_uses import GrantUses
 from penstock.auth.quota.prices import Price
 from penstock.auth.quota.reservation import Charge, Reservation, ReservationRequest
 from penstock.auth.quota.reservation_table import ReservationTable
+from penstock.auth.quota.scope_quota import KEY_SCOPE
 from penstock.auth.quota.tenant_quota import TenantQuota
-from penstock.auth.store.store import StoredState
+from penstock.auth.regions.demand import Demand
+from penstock.auth.regions.share import Share, ShareRow
+from penstock.auth.store.store import PutShare, StoredState
 from penstock.chassis.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied
 from penstock.mesh.partitions import partition_of
 from penstock.mesh.regions import REGION_NOT_ALLOWED, is_region_allowed, refusal_text
@@ -26,6 +29,16 @@ from penstock.mesh.v1.admission_pb2 import Credential, FallbackAdmission, Identi
 from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, Priority
 
 MAX_GRANT = 2**32 - 1  # tokens; `admitted.fallback_tokens` is a uint32
+
+
+class SharedLimits(Protocol):
+    """The shares of this region: `GrantedShares` of the home region, or `HeldShares`."""
+
+    def restore(self, rows: Iterable[ShareRow]) -> None: ...
+
+    def forget(self, is_forgotten: Callable[[str], bool]) -> None: ...
+
+    def remove(self, tenant_id: str, scope: str) -> None: ...
 
 
 class RemovedTenant(NamedTuple):
@@ -49,6 +62,7 @@ class Authorizer:
     served: ServedPartitions = field(default_factory=ServedPartitions)
     region: str = ""  # of this process
     residency: Residency = field(default_factory=Residency)
+    shares: SharedLimits | None = None  # None: limits are whole here
     _salts: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     def identify(
@@ -183,6 +197,11 @@ class Authorizer:
         self.residency.remove(tenant_id)
         return RemovedTenant(self.reservations.remove_tenant(tenant_id), keys)
 
+    def forget_shares(self, tenant_id: str) -> None:
+        """Forget the shares of a tenant whose removal was persisted."""
+        if self.shares:
+            self.shares.forget(lambda each: each == tenant_id)
+
     def restore_tenant(self, removed: "RemovedTenant") -> None:
         """Undo `remove_tenant`, as it could not be persisted."""
         self.reservations.put_quota(removed.quota)
@@ -200,10 +219,10 @@ class Authorizer:
         for quota in self.reservations.quotas:
             if quota.tenant.tenant_id not in present and not quota.concurrent_requests:
                 self.remove_tenant(quota.tenant.tenant_id)
+                self.forget_shares(quota.tenant.tenant_id)
         changed, removed = self.keys.replace(keys)
         for key in removed:
-            if quota := self.reservations.quota(key.tenant_id):
-                quota.remove_key(key.key_id)
+            self._forget_key(key)
         self._limit_keys(changed, now)
         self.reservations.prices.replace(prices)
         self.residency.replace(each.tenant for each in self.reservations.quotas)
@@ -218,6 +237,8 @@ class Authorizer:
     def take(self, epochs: Mapping[int, int], state: StoredState, now: float) -> None:
         """Continue the work of the former owner of partitions with its state."""
         self.put_catalog(state.tenants, state.keys, state.prices, now)
+        if self.shares:
+            self.shares.restore(state.shares)
         uses = state.uses_by_tenant
         for tenant in state.tenants:
             tenant_id = tenant.tenant_id
@@ -232,6 +253,8 @@ class Authorizer:
     def give(self, partitions: Iterable[int], now: float) -> None:
         """Forget the state of partitions, which another replica owns from now on."""
         if removed := self.served.remove(partitions):
+            if self.shares:
+                self.shares.forget(lambda tenant_id: partition_of(tenant_id) in removed)
             self.reservations.forget(lambda tenant_id: partition_of(tenant_id) in removed, now)
             self._limit_keys((each for each in self.keys.of_tenant() if partition_of(each.tenant_id) in removed), now)
 
@@ -251,8 +274,35 @@ class Authorizer:
 
     def remove_key(self, key: Key) -> None:
         self.keys.remove(key.key_id)
+        self._forget_key(key)
+
+    def _forget_key(self, key: Key) -> None:
         if quota := self.reservations.quota(key.tenant_id):
             quota.remove_key(key.key_id)
+        if self.shares:
+            self.shares.remove(key.tenant_id, f"{KEY_SCOPE}{key.key_id}")
+
+    # Shares of limits, where regions share them.
+
+    def set_share(self, tenant_id: str, scope: str, share: Share, now: float) -> None:
+        """Set the share of a scope that this region enforces."""
+        self.reservations.set_share(tenant_id, scope, share, now)
+
+    def share_in_use(self, tenant_id: str, scope: str, now: float) -> Share:
+        """Return the least that the share of a scope may be lowered to."""
+        return self.reservations.share_in_use(tenant_id, scope, now)
+
+    def pop_demands(self, now: float) -> list[Demand]:
+        """Return the demand for scopes of served partitions that had requests since the last call."""
+        return [each for each in self.reservations.pop_demands(now) if self.served.has_tenant(each.tenant_id)]
+
+    def share_change(self, row: ShareRow) -> PutShare | None:
+        """Return the change that stores a share, after `set_share`; None if the tenant was deleted.
+
+        It has the state of the limits as well, whose stored times mean other amounts under another share.
+        """
+        quota = self.reservations.shared_quota(row.tenant_id)
+        return PutShare(row, quota.balance, quota.use_of(row.scope)) if quota else None
 
     def put_price(self, price: Price) -> None:
         """Set the price of a model for later reservations."""

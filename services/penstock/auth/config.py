@@ -6,8 +6,9 @@ from typing import ClassVar
 
 from penstock.auth.identity.keys import key_id_of
 from penstock.auth.quota.prices import FULL_PERCENT
+from penstock.auth.regions.share import MAX_SPENDING_REGIONS
 from penstock.auth.store.roll_up import MIN_LEDGER_ROWS
-from penstock.chassis.config import ServiceConfig, setting
+from penstock.chassis.config import ServiceConfig, check_address, check_region, setting
 from penstock.chassis.database.location import StoreLocation, parse_location, without_password
 
 
@@ -144,6 +145,25 @@ class AuthConfig(ServiceConfig):
         unit="s",
     )
 
+    home: str = setting(
+        "",
+        "Region that keeps tenants, keys, prices and routes for this region. Empty, or the own region: this region"
+        " keeps them.",
+    )
+    home_door: str = setting(
+        "", "Region door of `home`. Required if that is another region; empty otherwise.", unit="host:port"
+    )
+    spending_regions: tuple[str, ...] = setting(
+        (),
+        "Other regions that follow this one and spend from the limits of its tenants, at most 3. Empty: limits are"
+        " whole here.",
+    )
+    replace_catalog: bool = setting(
+        False,
+        "Whether the first catalog of `home` deletes tenants and keys that this region has and `home` lacks. If not, it"
+        " does not follow `home` while there are any.",
+    )
+
     @property
     def store_location(self) -> StoreLocation:
         return parse_location(self.store)
@@ -188,6 +208,30 @@ class AuthConfig(ServiceConfig):
                 raise ValueError(f"{name} must be more than 0 s")
         if self.fallback_grant_ttl > 86_400:
             raise ValueError("fallback_grant_ttl must be at most 86400 s, a day")
+
+        self._check_home()
+
+    @property
+    def is_home(self) -> bool:
+        """Whether this region keeps its tenants itself."""
+        return self.home in ("", self.region)
+
+    def _check_home(self) -> None:
+        if self.home:
+            check_region("home", self.home)
+        for each in self.spending_regions:
+            check_region("spending_regions", each)
+        if (self.home or self.spending_regions) and not self.region:
+            raise ValueError("region must be set with home and spending_regions; set PENSTOCK_REGION")
+        if bool(self.home_door) == self.is_home:
+            raise ValueError("home_door must be set if home is another region, and only then")
+        if self.home_door:
+            check_address("home_door", self.home_door)
+        if self.spending_regions and not self.is_home:
+            raise ValueError("spending_regions must be set in the home region alone")
+        names = {self.region, *self.spending_regions}
+        if len(names) <= len(self.spending_regions) or len(self.spending_regions) > MAX_SPENDING_REGIONS:
+            raise ValueError(f"spending_regions must name at most {MAX_SPENDING_REGIONS} other regions, each once")
 
     def _check_store(self) -> None:
         try:

@@ -36,6 +36,12 @@ OBSERVED_FIGURES: Mapping[str, tuple[Series, tuple[str, ...]]] = {
     "response_calls_failed": (series.RESPONSE_CALL_FAILURES, ()),
     "key_sets_stale": (series.KEY_SETS_STALE, ()),
     "key_set_failures": (series.KEY_SET_FAILURES, ()),
+    "home_streams": (series.REGION_STREAMS, ("home",)),
+    "follower_streams": (series.REGION_STREAMS, ("followers",)),
+    "home_unfollowed": (series.HOME_UNFOLLOWED, ()),
+    "home_catalog_unknown": (series.HOME_CATALOG_UNKNOWN, ()),
+    "shares": (series.SHARES, ()),
+    "share_changes": (series.SHARE_CHANGES, ()),
 }
 
 _admitted = counter(series.ADMITTED)
@@ -45,6 +51,7 @@ _reserve_duration = histogram(series.RESERVE_DURATION)
 _reservations_expired = counter(series.RESERVATIONS_EXPIRED)
 _shadow_refusals = counter(series.SHADOW_REFUSALS)
 _partition_changes = counter(series.PARTITION_CHANGES)
+_refused_joins = counter(series.REFUSED_JOINS)
 
 
 @lru_cache(maxsize=MAX_BOUND)
@@ -91,10 +98,14 @@ def record_partition_change(change: str, partitions: int) -> None:
     _partition_changes.labels(change).inc(partitions)
 
 
+def record_refused_join(reason: str) -> None:
+    _refused_joins.labels(reason).inc()
+
+
 def observations(figures: Mapping[str, float], reservations: ReservationTable, now: float) -> Iterator[Observation]:
     """Yield the values of a process with these `figures`."""
     for name, (each, labels) in OBSERVED_FIGURES.items():
-        if name in figures:  # those of the key sets are absent without issuers
+        if name in figures:  # those of key sets and regions are absent without them
             yield Observation(each, figures[name], labels)
     for tenant in _tenants.labelled:
         if quota := reservations.quota(tenant):  # None: the tenant was deleted, or another process owns it

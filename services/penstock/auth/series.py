@@ -74,6 +74,31 @@ RESPONSE_CALL_FAILURES = counter(
 DISK_USED = gauge("penstock.auth.disk_used", "1", "Used share of the volume of the store.")
 KEY_SETS_STALE = gauge("penstock.auth.key_sets_stale", "{issuer}", "Issuers whose tokens are refused for old keys.")
 KEY_SET_FAILURES = counter("penstock.auth.key_set_failures", "{load}", "Loads of issuers' key sets that failed.")
+REGION_STREAMS = gauge(
+    "penstock.auth.region_streams",
+    "{stream}",
+    "Streams to the home region (home), or from processes of regions that follow this one (followers).",
+    "side",
+)
+REFUSED_JOINS = counter(
+    "penstock.auth.refused_joins", "{stream}", "Streams of other regions that the home region refused.", REASON
+)
+HOME_UNFOLLOWED = gauge(
+    "penstock.auth.home_unfollowed",
+    "s",
+    "Time since this process has last followed its home region; 0 while it does, and without partitions.",
+)
+HOME_CATALOG_UNKNOWN = gauge(
+    "penstock.auth.home_catalog_unknown",
+    "{entry}",
+    "Tenants and keys that the home region lacks, and that keep this region from following it.",
+)
+SHARES = gauge(
+    "penstock.auth.shares", "{scope}", "Limits of tenants, keys and models of which this region has a share."
+)
+SHARE_CHANGES = counter(
+    "penstock.auth.share_changes", "{change}", "Changes of shares that the home region sent, or a region applied."
+)
 
 SERIES = (
     ADMITTED,
@@ -101,4 +126,5 @@ SERIES = (
     DISK_USED,
     KEY_SETS_STALE,
     KEY_SET_FAILURES,
+    *(REGION_STREAMS, REFUSED_JOINS, HOME_UNFOLLOWED, HOME_CATALOG_UNKNOWN, SHARES, SHARE_CHANGES),
 )

@@ -44,6 +44,13 @@ def key_texts(key: pb.Key, use: pb.KeyUse | None) -> list[str]:
     return [each for each in (limits_text(key.limits.limits), *_policy_texts(key.limits, use)) if each]
 
 
+def share_text(rates: int, budgets: int, *, has_budgets: bool) -> str:
+    """Return the share of limits that a region enforces, such as `share 25 %`."""
+    if has_budgets and budgets != rates:
+        return f"share {rates / 10:g} % of limits, {budgets / 10:g} % of budgets"
+    return f"share {rates / 10:g} %"
+
+
 def _policy_texts(policy: pb.Tenant | pb.KeyLimits, use: pb.TenantUse | pb.KeyUse | None) -> list[str]:
     uses = list(use.budgets) if use else []
     found = [budget_text(each, uses[place] if place < len(uses) else None) for place, each in enumerate(policy.budgets)]
@@ -54,4 +61,6 @@ def _policy_texts(policy: pb.Tenant | pb.KeyLimits, use: pb.TenantUse | pb.KeyUs
     if policy.shadow:
         counts = ", ".join(f"{count:,} {name}" for name, count in sorted(use.shadow_refusals.items())) if use else ""
         found.append(f"shadow mode{f', would have refused: {counts}' if counts else ''}")
+    if use and use.share_rates:
+        found.append(share_text(use.share_rates, use.share_budgets, has_budgets=bool(policy.budgets)))
     return found

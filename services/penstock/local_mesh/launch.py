@@ -56,12 +56,15 @@ def _api_key() -> str:
 
 @dataclass(frozen=True, slots=True)
 class MeshSecrets:
-    """Secrets that the meshes of several regions share: the key of callers, and the authority of all certificates.
+    """Secrets that the meshes of several regions share: the key of callers, the authority of all certificates, and the
+    secrets of auth.
 
     Raises ConfigError if PENSTOCK_API_KEY is invalid.
     """
 
     api_key: str = field(default_factory=_api_key)
+    pepper: str = field(default_factory=secrets.token_hex)
+    mesh_secret: str = field(default_factory=secrets.token_hex)
     authority: Authority = field(default_factory=new_authority)
 
 
@@ -112,6 +115,7 @@ async def _create(
         sockets=sockets,
         store=postgres.url() if postgres else "",
         response_keys=f"local:{base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()}",  # the store is new, too
+        auth_secrets={"PEPPER": mesh_secrets.pepper, "MESH_SECRET": mesh_secrets.mesh_secret},
     )
     check_model(options.model)
     check_ports(plan)

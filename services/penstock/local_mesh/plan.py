@@ -1,9 +1,10 @@
 """The processes of a local mesh, with their ports and settings. Pure: it starts no process."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from penstock.chassis.config import ConfigError
 from penstock.local_mesh.paths import admin_socket, certificate_paths, health_socket, secrets_folder
@@ -19,6 +20,7 @@ REGION_LINK_PORT = 8083  # of the relay to the first other region; the next one 
 METRICS_PORT_OFFSET = 200  # from the gRPC port of a tier to that of its /metrics
 OPERATOR = "operator"  # name of the certificate of the commands that manage a mesh
 TRUST_DOMAIN = "penstock.local"
+NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 # Figures of a snapshot that are 0 soon after the last request, by tier. A shard's `running` is not among them: if the
 # end of a run was lost with a scheduler, the shard counts the run for a minute.
 FIGURES_ZERO_AT_REST = {
@@ -54,6 +56,7 @@ class MeshOptions:
     insecure: bool = False  # plaintext between the processes, for comparison
     region: str = ""  # of every process; empty: the mesh is the only region
     other_regions: tuple[str, ...] = ()  # NAME=HOST:PORT, where processes of this region reach the door of another one
+    home_region: str = ""  # region that keeps the tenants of all regions; empty: each region keeps its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,16 +129,25 @@ def plan_mesh(
     sockets: Path | None = None,
     store: str = "",
     response_keys: str = "",
+    auth_secrets: Mapping[str, str] = NO_SETTINGS,
 ) -> MeshPlan:
     """Plan a mesh. `folder` holds the auth store and Envoy's bootstrap; `envoy` is the program, None to run without.
 
     The workers divide `cores` among them, because engines that each use all cores wait for one another. `sockets` is
     the folder of the processes' Admin sockets, None for `folder`. `store` is the URL of auth's store, empty for a
-    SQLite file in `folder`. Without `response_keys`, edges store no responses.
+    SQLite file in `folder`. Without `response_keys`, edges store no responses. `auth_secrets` are settings of auth that
+    all regions share.
     """
     store = store or str(folder / "auth.sqlite")
     planner = _Planner(
-        options, folder, api_key, cores, sockets=sockets or folder, store=store, response_keys=response_keys
+        options,
+        folder,
+        api_key,
+        cores,
+        sockets=sockets or folder,
+        store=store,
+        response_keys=response_keys,
+        auth_secrets=auth_secrets,
     )
     processes = tuple(planner.processes(envoy if options.envoy else None))
     edge = next(each for each in processes if each.tier == "edge")
@@ -154,6 +166,7 @@ class _Planner:
         sockets: Path,
         store: str,
         response_keys: str,
+        auth_secrets: Mapping[str, str],
     ) -> None:
         self.options = options
         self.folder = folder
@@ -162,6 +175,7 @@ class _Planner:
         self.sockets = sockets
         self.store = store
         self.response_keys = response_keys
+        self.auth_secrets = auth_secrets
         self.has_envoy = False
 
     def address(self, port: int, replica: int = 0) -> str:
@@ -194,7 +208,16 @@ class _Planner:
         own = {"STORE": self.store, "DEV_KEY": self.api_key, "CHECK_LISTEN": checks}
         if "://" in self.store:  # a file beside it is the default
             own["AUDIT_LOG"] = str(self.folder / f"{self.name('auth', replica)}.audit.jsonl")
-        return self.tier_process("auth", replica, 7002, **own)
+        return self.tier_process("auth", replica, 7002, **own, **self.home_settings())
+
+    def home_settings(self) -> dict[str, str]:
+        """Return the settings of auth that are about the home region of tenants."""
+        home, doors = self.options.home_region, dict(each.split("=", 1) for each in self.options.other_regions)
+        if not (home and doors and self.has_envoy):
+            return {}
+        if home == self.options.region:
+            return {"HOME": home, "SPENDING_REGIONS": ",".join(doors), **self.auth_secrets}
+        return {"HOME": home, "HOME_DOOR": doors[home], **self.auth_secrets}
 
     def worker(self, replica: int) -> ProcessSpec:
         options = self.options
@@ -253,6 +276,8 @@ class _Planner:
         envoy = {"ENVOY_LISTEN": door, "ENVOY_SECRETS": secrets, "AUTHS": auths}
         envoy["REGION_LISTEN"] = self.address(REGION_DOOR_PORT, replica) if self.options.region else ""
         if self.options.other_regions:
+            if self.options.home_region == self.options.region:
+                envoy["REGION_AUTHS"] = self.addresses(7002, self.options.auths)
             envoy["REGIONS"] = ",".join(self.options.other_regions)
             envoy["REGIONS_STATE"] = str(self.folder / "regions.json")
             envoy["PROXY_STATS"] = self.addresses(ENVOY_ADMIN_PORT, self.options.envoys)

@@ -74,8 +74,9 @@ async def local_regions(
     """Run one mesh by `options` for each region for the duration of the block.
 
     The base ports of the regions are `PORT_SPAN` apart, or chosen if `base_port` is 0. All regions accept the same key
-    and have one authority. Connections to another region's door take `round_trip_s` longer to answer. Raises ValueError
-    if the names are invalid, and otherwise as `local_mesh`.
+    and have one authority. The first one is the home of tenants, and the others follow it. Connections to another
+    region's door take `round_trip_s` longer to answer. Raises ValueError if the names are invalid, and otherwise as
+    `local_mesh`.
     """
     check_names(names)
     async with AsyncExitStack() as stack:
@@ -89,7 +90,7 @@ async def local_regions(
         meshes, shared = {}, MeshSecrets()
         for name, base_port in bases.items():
             others = tuple(f"{to}={link.address}" for (start, to), link in links.items() if start == name)
-            own = replace(options, base_port=base_port, region=name, other_regions=others)
+            own = replace(options, base_port=base_port, region=name, other_regions=others, home_region=names[0])
             on_status_here = partial(_report_with_region, on_status, name)
             meshes[name] = await stack.enter_async_context(local_mesh(own, on_status_here, mesh_secrets=shared))
         yield LocalRegions(meshes, links)

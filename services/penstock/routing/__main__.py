@@ -45,6 +45,7 @@ async def run_routing(config: RoutingConfig) -> None:
         trust_domain=config.trust_domain,
         region=config.region,
         region_listen=Address.parse(config.region_listen) if config.region_listen else None,
+        region_auths=config.region_auth_addresses,
         regions=config.other_regions,
     )
     planner = await planner_of(config)

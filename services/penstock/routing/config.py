@@ -92,6 +92,11 @@ class RoutingConfig(ServiceConfig):
         "Other regions in order of preference: NAME=HOST:PORT of the region door of each, at most 3. Needs `region` and"
         " `auths`.",
     )
+    region_auths: tuple[str, ...] = setting(
+        (),
+        "Addresses of the gRPC servers of auth, to which the region door leads auth of other regions: host:port or"
+        " dns:///name:port. Set it in the home region of tenants. Needs `region_listen`. Empty: none.",
+    )
     regions_state: str = setting(
         "",
         "File in which drains and weights of regions are kept, the same for all replicas of routing. Empty: regions"
@@ -118,7 +123,7 @@ class RoutingConfig(ServiceConfig):
         for name in (*positive, "region_return_step"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0")
-        for address in (*self.auths, *self.proxy_stats):
+        for address in (*self.auths, *self.region_auths, *self.proxy_stats):
             Address.parse(address.removeprefix(DNS_SCHEME))
         self._check_door()
         self._check_regions()
@@ -144,6 +149,8 @@ class RoutingConfig(ServiceConfig):
             raise ValueError("auths must be set with regions, because auth says which calls may leave a region")
         if self.regions_state and not self.regions:
             raise ValueError("regions_state needs regions")
+        if self.region_auths and not self.region_listen:
+            raise ValueError("region_auths needs region_listen, behind which auth of other regions reaches them")
         if not self.region_listen:
             return
         Address.parse(self.region_listen)
@@ -156,8 +163,16 @@ class RoutingConfig(ServiceConfig):
 
     @property
     def auth_addresses(self) -> tuple[Address, ...]:
-        return tuple(Address.parse(auth.removeprefix(DNS_SCHEME)) for auth in self.auths)
+        return _addresses(self.auths)
+
+    @property
+    def region_auth_addresses(self) -> tuple[Address, ...]:
+        return _addresses(self.region_auths)
 
     @property
     def other_regions(self) -> tuple[Region, ...]:
         return parse_regions(self.regions, own=self.region)
+
+
+def _addresses(texts: tuple[str, ...]) -> tuple[Address, ...]:
+    return tuple(Address.parse(each.removeprefix(DNS_SCHEME)) for each in texts)

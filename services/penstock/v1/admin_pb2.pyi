@@ -363,10 +363,16 @@ class KeyUse(_message.Message):
     CONCURRENT_REQUESTS_FIELD_NUMBER: _builtins.int
     BUDGETS_FIELD_NUMBER: _builtins.int
     SHADOW_REFUSALS_FIELD_NUMBER: _builtins.int
+    SHARE_RATES_FIELD_NUMBER: _builtins.int
+    SHARE_BUDGETS_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
     """The key."""
     concurrent_requests: _builtins.int
     """Active requests."""
+    share_rates: _builtins.int
+    """Share of its limits per minute and concurrent requests that this region enforces, in thousandths; 0: they are whole."""
+    share_budgets: _builtins.int
+    """As `share_rates`, of its budgets."""
     @_builtins.property
     def budgets(self) -> _containers.RepeatedCompositeFieldContainer[Global___BudgetUse]:
         """In the order of the key's budgets."""
@@ -382,10 +388,12 @@ class KeyUse(_message.Message):
         concurrent_requests: _builtins.int = ...,
         budgets: _abc.Iterable[Global___BudgetUse] | None = ...,
         shadow_refusals: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        share_rates: _builtins.int = ...,
+        share_budgets: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budgets", b"budgets", "concurrent_requests", b"concurrent_requests", "key_id", b"key_id", "shadow_refusals", b"shadow_refusals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budgets", b"budgets", "concurrent_requests", b"concurrent_requests", "key_id", b"key_id", "shadow_refusals", b"shadow_refusals", "share_budgets", b"share_budgets", "share_rates", b"share_rates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -543,6 +551,8 @@ class TenantUse(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     BUDGETS_FIELD_NUMBER: _builtins.int
     SHADOW_REFUSALS_FIELD_NUMBER: _builtins.int
+    SHARE_RATES_FIELD_NUMBER: _builtins.int
+    SHARE_BUDGETS_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     """Tenant."""
     concurrent_requests: _builtins.int
@@ -555,6 +565,12 @@ class TenantUse(_message.Message):
     """Output tokens charged since the tenant was created."""
     requests: _builtins.int
     """Requests settled since the tenant was created."""
+    share_rates: _builtins.int
+    """Share of its limits per minute and concurrent requests that this region enforces, in thousandths; 0: they are whole,
+    or another replica of auth admits the tenant.
+    """
+    share_budgets: _builtins.int
+    """As `share_rates`, of its budgets."""
     @_builtins.property
     def budgets(self) -> _containers.RepeatedCompositeFieldContainer[Global___BudgetUse]:
         """In the order of the tenant's budgets."""
@@ -574,10 +590,12 @@ class TenantUse(_message.Message):
         requests: _builtins.int = ...,
         budgets: _abc.Iterable[Global___BudgetUse] | None = ...,
         shadow_refusals: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        share_rates: _builtins.int = ...,
+        share_budgets: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budgets", b"budgets", "concurrent_requests", b"concurrent_requests", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "reserved_tokens", b"reserved_tokens", "shadow_refusals", b"shadow_refusals", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budgets", b"budgets", "concurrent_requests", b"concurrent_requests", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "reserved_tokens", b"reserved_tokens", "shadow_refusals", b"shadow_refusals", "share_budgets", b"share_budgets", "share_rates", b"share_rates", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1858,21 +1876,29 @@ class ExportLedgerResponse(_message.Message):
 
     ROWS_FIELD_NUMBER: _builtins.int
     TOTAL_HINT_FIELD_NUMBER: _builtins.int
+    OTHER_REGIONS_FIELD_NUMBER: _builtins.int
     total_hint: _builtins.int
     """In the first message: about how many rows follow in all."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerRow]:
         """At most 500, each once, in an order that the store chooses."""
 
+    @_builtins.property
+    def other_regions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """In the first message: other regions that have reported usage of the range. It is in the totals of this region, and
+        its rows are in the ledgers of those regions alone. Sorted.
+        """
+
     def __init__(
         self,
         *,
         rows: _abc.Iterable[Global___LedgerRow] | None = ...,
         total_hint: _builtins.int = ...,
+        other_regions: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows", "total_hint", b"total_hint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["other_regions", b"other_regions", "rows", b"rows", "total_hint", b"total_hint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

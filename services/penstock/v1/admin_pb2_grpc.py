@@ -288,8 +288,8 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ExportLedger(self, request, context):
-        """ExportLedger sends the rows of the ledger that were settled in a time range. Statuses as of QueryUsage; each page of
-        rows has a minute.
+        """ExportLedger sends the rows of the ledger of this region that were settled in a time range. Statuses as of
+        QueryUsage; each page of rows has a minute.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -87,8 +87,8 @@ class AdminStub:
     DEADLINE_EXCEEDED / QUERY_TIMEOUT after a minute or at the caller's deadline; UNAVAILABLE / STORE_UNAVAILABLE.
     """
     ExportLedger: _grpc.UnaryStreamMultiCallable[_admin_pb2.ExportLedgerRequest, _admin_pb2.ExportLedgerResponse]
-    """ExportLedger sends the rows of the ledger that were settled in a time range. Statuses as of QueryUsage; each page of
-    rows has a minute.
+    """ExportLedger sends the rows of the ledger of this region that were settled in a time range. Statuses as of
+    QueryUsage; each page of rows has a minute.
     """
     ListRegions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListRegionsRequest, _admin_pb2.ListRegionsResponse]
     """ListRegions lists the own region and the other ones in order of preference, with what proxies report."""
@@ -174,8 +174,8 @@ class AdminAsyncStub(AdminStub):
     DEADLINE_EXCEEDED / QUERY_TIMEOUT after a minute or at the caller's deadline; UNAVAILABLE / STORE_UNAVAILABLE.
     """
     ExportLedger: _aio.UnaryStreamMultiCallable[_admin_pb2.ExportLedgerRequest, _admin_pb2.ExportLedgerResponse]  # type: ignore[assignment]
-    """ExportLedger sends the rows of the ledger that were settled in a time range. Statuses as of QueryUsage; each page of
-    rows has a minute.
+    """ExportLedger sends the rows of the ledger of this region that were settled in a time range. Statuses as of
+    QueryUsage; each page of rows has a minute.
     """
     ListRegions: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListRegionsRequest, _admin_pb2.ListRegionsResponse]  # type: ignore[assignment]
     """ListRegions lists the own region and the other ones in order of preference, with what proxies report."""
@@ -354,8 +354,8 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ExportLedgerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.ExportLedgerResponse], _abc.AsyncIterator[_admin_pb2.ExportLedgerResponse]]:
-        """ExportLedger sends the rows of the ledger that were settled in a time range. Statuses as of QueryUsage; each page of
-        rows has a minute.
+        """ExportLedger sends the rows of the ledger of this region that were settled in a time range. Statuses as of
+        QueryUsage; each page of rows has a minute.
         """
 
     @_abc_1.abstractmethod

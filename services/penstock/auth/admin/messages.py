@@ -7,6 +7,7 @@ from penstock.auth.identity.keys import Key
 from penstock.auth.identity.policy import NO_POLICY
 from penstock.auth.identity.tenant import TENANT_ID_FORMAT, WEIGHT_BOUNDS, Tenant
 from penstock.auth.quota.scope_quota import KEY_SCOPE, ScopeQuota
+from penstock.auth.quota.shared_quota import SharedTenantQuota
 from penstock.auth.quota.tenant_quota import TenantQuota
 from penstock.auth.store.store import TenantUse
 from penstock.chassis.durations import seconds_of
@@ -59,8 +60,8 @@ def tenant_of(message: pb.Tenant) -> Tenant:
     )
 
 
-def tenant_message(quota: TenantQuota) -> pb.Tenant:
-    tenant, policy = quota.tenant, quota.tenant.policy
+def tenant_message(tenant: Tenant) -> pb.Tenant:
+    policy = tenant.policy
     return pb.Tenant(
         tenant_id=tenant.tenant_id,
         priority=tenant.priority,
@@ -91,6 +92,7 @@ def usage_message(quota: TenantQuota, now: float) -> pb.TenantUse:
         requests=quota.requests,
         budgets=policies.budget_use_messages(quota.scope(), now),
         shadow_refusals=quota.shadow_refusals,
+        **_share_fields(quota, ""),
     )
 
 
@@ -117,7 +119,16 @@ def key_use_message(key: Key, quota: TenantQuota, now: float) -> pb.KeyUse | Non
             for limit, count in quota.shadow_refusals.items()
             if limit.startswith(subject)
         },
+        **_share_fields(quota, scope.name),
     )
+
+
+def _share_fields(quota: TenantQuota, scope: str) -> dict[str, int]:
+    """Return the share of a scope that this region enforces; nothing where limits are whole."""
+    if not isinstance(quota, SharedTenantQuota):
+        return {}
+    share = quota.share_of(scope)
+    return {"share_rates": share.rates, "share_budgets": share.budgets}
 
 
 def key_message(key: Key) -> pb.Key:

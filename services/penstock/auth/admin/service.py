@@ -1,8 +1,8 @@
 """Admin service of auth: keys, tenants, prices, routes and usage, in addition to the RPCs of every tier."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -49,24 +49,30 @@ class AuthAdmin(AdminService):
         key_retention: float,
         routes: RouteList,
         responses: ResponseStore,
+        home: str = "",
     ) -> None:
-        """`key_retention`: s for which a revoked or expired key is kept, so that it is rejected by its state."""
+        """`key_retention`: s for which a revoked or expired key is kept, so that it is rejected by its state.
+
+        `home`: other region that keeps the tenants of this one; empty: this region keeps them.
+        """
         super().__init__("auth", instance_id, figures, self._tables)
         self._authorizer = authorizer
         self._store = store
         self._clock = clock
         self._key_retention = key_retention
         self._usage = usage_reader
+        self.on_changed: Callable[[], None] = lambda: None  # called after each change of the catalog
         self._changes = asyncio.Lock()  # so that no key is created for a tenant that is being deleted
+        self._home = home
         self._routes = routes
         self._responses = responses
-        self._route_changes = RouteChanges(routes, self._persist, self._changes)
+        self._route_changes = RouteChanges(routes, self._persist, self._changing)
 
     async def CreateKey(self, request: pb.CreateKeyRequest, context: Any) -> pb.CreateKeyResponse:
         ttl = messages.key_ttl_of(request)
         messages.check_display_name(request.display_name)
         policy = policies.key_policy_of(request.limits)
-        async with self._changes:
+        async with self._changing():
             key, secret = await self._create_key(request, ttl, policy)
         return pb.CreateKeyResponse(key=messages.key_message(key), secret=secret)
 
@@ -112,7 +118,7 @@ class AuthAdmin(AdminService):
 
     async def PutKeyLimits(self, request: pb.PutKeyLimitsRequest, context: Any) -> pb.PutKeyLimitsResponse:
         policy = policies.key_policy_of(request.limits)
-        async with self._changes:
+        async with self._changing():
             if request.key_id not in self._authorizer.keys:
                 raise NotFound(f"there is no key {request.key_id!r}; see `penstock keys list`", reason="KEY_UNKNOWN")
             key = replace(self._authorizer.keys.by_id(request.key_id), policy=policy)
@@ -125,27 +131,32 @@ class AuthAdmin(AdminService):
         return pb.PutKeyLimitsResponse(key=messages.key_message(key))
 
     async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Any) -> pb.RevokeKeyResponse:
+        keys = self._authorizer.keys
+        if request.key_id not in keys or not keys.by_id(request.key_id).loopback_only:
+            self._check_home()
         # The revocation takes effect even if the store cannot be written.
-        key = self._authorizer.keys.revoke(request.key_id, self._clock())
+        key = keys.revoke(request.key_id, self._clock())
+        self.on_changed()
         if not key.loopback_only:  # the development key is not in the store
             await self._persist(PutKey(key))
         return pb.RevokeKeyResponse(key=messages.key_message(key))
 
     async def PutTenant(self, request: pb.PutTenantRequest, context: Any) -> pb.PutTenantResponse:
         tenant = messages.tenant_of(request.tenant)
-        async with self._changes:
+        async with self._changing():
             await self._persist(PutTenant(tenant))
             quota = self._authorizer.put_tenant(tenant, self._clock())
-        return pb.PutTenantResponse(tenant=messages.tenant_message(quota))
+        return pb.PutTenantResponse(tenant=messages.tenant_message(quota.tenant))
 
     async def DeleteTenant(self, request: pb.DeleteTenantRequest, context: Any) -> pb.DeleteTenantResponse:
+        self._check_home()
         if not self._authorizer.served.has_tenant(request.tenant_id):
             owner = self._store.owner_address(partition_of(request.tenant_id)) or "unknown at present"
             text = (
                 f"another replica of auth admits tenant {request.tenant_id!r}; send this to its Admin service ({owner})"
             )
             raise FailedPrecondition(text, reason="NOT_OWNER")
-        async with self._changes:
+        async with self._changing():
             removed = self._authorizer.remove_tenant(request.tenant_id)  # first, so that no request reserves meanwhile
             try:
                 await self._responses.delete_of_tenant(request.tenant_id)
@@ -153,6 +164,7 @@ class AuthAdmin(AdminService):
             except Unavailable:
                 self._authorizer.restore_tenant(removed)
                 raise
+            self._authorizer.forget_shares(request.tenant_id)
             self._routes.delete_tenant(request.tenant_id)
         return pb.DeleteTenantResponse(deleted_keys=len(removed.keys))
 
@@ -160,7 +172,7 @@ class AuthAdmin(AdminService):
         stored = {} if self._is_sole_owner else {each.tenant_id: each for each in await self._read_uses()}
         quotas, now = self._authorizer.reservations.quotas, self._clock()
         return pb.ListTenantsResponse(
-            tenants=[messages.tenant_message(each) for each in quotas],
+            tenants=[messages.tenant_message(each.tenant) for each in quotas],
             uses=[self._use_of(each, stored, now) for each in quotas],
         )
 
@@ -182,7 +194,7 @@ class AuthAdmin(AdminService):
 
     async def PutPrice(self, request: pb.PutPriceRequest, context: Any) -> pb.PutPriceResponse:
         price = policies.price_of(request.price)
-        async with self._changes:
+        async with self._changing():
             await self._persist(PutPrice(price))
             self._authorizer.put_price(price)
         return pb.PutPriceResponse(price=policies.price_message(price))
@@ -192,7 +204,7 @@ class AuthAdmin(AdminService):
         return pb.ListPricesResponse(prices=[policies.price_message(each) for each in prices])
 
     async def DeletePrice(self, request: pb.DeletePriceRequest, context: Any) -> pb.DeletePriceResponse:
-        async with self._changes:
+        async with self._changing():
             if request.model not in self._authorizer.reservations.prices:
                 text = f"there is no price of {request.model!r}; see `penstock prices list`"
                 raise NotFound(text, reason="PRICE_UNKNOWN")
@@ -225,12 +237,32 @@ class AuthAdmin(AdminService):
     ) -> AsyncGenerator[pb.ExportLedgerResponse, None]:
         chosen = usage.filter_of(request.filter, self._clock())
         [total], _ = await self._usage.query(UsageQuery(filter=chosen), _time_left(context))
-        total_hint = int(total[0] or 0)
+        others = await self._usage.reported_regions(chosen, self._authorizer.region, _time_left(context))
+        total_hint = max(0, int(total[0] or 0) - sum(others.values()))
+        if others:
+            yield pb.ExportLedgerResponse(total_hint=total_hint, other_regions=list(others))
+            total_hint = 0
         async with aclosing(self._usage.export(chosen)) as pages:
             async for rows in pages:
                 for each in usage.ledger_responses(rows, total_hint):
                     yield each
                 total_hint = 0
+
+    @asynccontextmanager
+    async def _changing(self) -> AsyncIterator[None]:
+        """Make changes of the catalog one at a time. Raises FailedPrecondition / NOT_HOME."""
+        self._check_home()
+        async with self._changes:
+            try:
+                yield
+            finally:
+                self.on_changed()
+
+    def _check_home(self) -> None:
+        if self._home:
+            region, home = self._authorizer.region, self._home
+            text = f"tenants of region {region} are kept by region {home}; send this to auth of {home}"
+            raise FailedPrecondition(text, reason="NOT_HOME", metadata={"home": home})
 
     async def _persist(self, change: Change) -> None:
         """Write a change and wait for it. Raises Unavailable / STORE_UNAVAILABLE if the store cannot be written."""

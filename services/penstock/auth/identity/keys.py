@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 from penstock.auth.identity.policy import NO_POLICY, Policy
 from penstock.chassis.errors import NotFound, PermissionDenied, Unauthenticated
@@ -72,6 +73,11 @@ class KeyRing:
 
     def digest(self, bearer: str) -> bytes:
         return hmac.digest(self._pepper, bearer.encode(), "sha256")
+
+    def secrets_digest(self, mesh_secret: bytes) -> bytes:
+        """Return a digest of the secrets that all regions share, by which two of them find out whether they do."""
+        secrets_of_regions = len(self._pepper).to_bytes(4) + self._pepper + mesh_secret
+        return blake2b(secrets_of_regions, digest_size=16, person=b"penstock regions").digest()
 
     def put(self, key: Key) -> None:
         self._keys[key.key_id] = key

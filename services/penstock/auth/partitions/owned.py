@@ -31,6 +31,11 @@ class ServedPartitions:
     def __contains__(self, partition: int) -> bool:
         return partition in self._epochs
 
+    @property
+    def epochs(self) -> Mapping[int, int]:
+        """Epochs of the served partitions."""
+        return self._epochs
+
     def has_tenant(self, tenant_id: str) -> bool:
         return not self.is_partitioned or partition_of(tenant_id) in self._epochs
 

@@ -101,11 +101,20 @@ class Bucket:
         """Take an amount and settle it at once."""
         self.settle(self.take(amount, now), 0)
 
-    def with_limit(self, per_minute: int, now: float) -> "Bucket":
-        """Return a bucket of another size that lacks the same amount. Unsettled takes give nothing back to it."""
+    def set_limit(self, per_minute: int, now: float) -> None:
+        """Change the size. The bucket lacks the same amount as before, and each unsettled take counts as before.
+
+        The distance of each take from `now` changes so that the new rate fills in it what the former one did.
+        """
         at = to_micros(now)
-        lacking = max(0, self._full_at - at * self.per_minute)  # amount times MINUTE_US
-        return Bucket(per_minute, full_at=at + -(-lacking // per_minute))
+        for run in self._runs:
+            run.start = at + -(-(run.start - at) * self.per_minute // per_minute)
+        self.per_minute = per_minute
+        self._build(self._runs)
+
+    def text(self, name: str) -> str:
+        """Return the limit for messages; `name` is what it counts."""
+        return f"{self.per_minute} {name} per minute"
 
     def _update(self, run: TakeRun) -> None:
         """Compute the node of a changed run and its ancestors."""

@@ -27,7 +27,9 @@ def stored_full_at(bucket: Bucket | None) -> int:
 def resized_bucket(bucket: Bucket | None, per_minute: int, now: float) -> Bucket | None:
     if not bucket or not per_minute:
         return new_bucket(per_minute, 0)
-    return bucket if bucket.per_minute == per_minute else bucket.with_limit(per_minute, now)
+    if bucket.per_minute != per_minute:
+        bucket.set_limit(per_minute, now)
+    return bucket
 
 
 def rate_state(bucket: Bucket, now: float) -> RateState:

@@ -16,7 +16,10 @@ from penstock.auth.quota.reservation import (
     ReservationRequest,
 )
 from penstock.auth.quota.scope_quota import ScopeUse
+from penstock.auth.quota.shared_quota import SharedTenantQuota
 from penstock.auth.quota.tenant_quota import Balance, TenantQuota
+from penstock.auth.regions.demand import Demand
+from penstock.auth.regions.share import ScopeKey, Share, ShareOf
 
 MAX_LOST_RESERVATIONS = 10_000  # lost reservations that their edge can still settle; older ones stay lost
 
@@ -30,10 +33,19 @@ class ReservationTable:
     one. A request that continues the answer of a lost request is charged for the tokens that its client has received.
     """
 
-    def __init__(self, *, ttl: float, prices: PriceList | None = None, region: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        ttl: float,
+        prices: PriceList | None = None,
+        region: str = "",
+        share_of: ShareOf | None = None,  # None: limits are whole here
+    ) -> None:
         self.prices = PriceList() if prices is None else prices
         self._ttl = ttl  # s; lifetime of a reservation
         self._region = region
+        self._share_of = share_of
+        self._active: set[ScopeKey] = set()  # scopes whose demand is reported next
         self._quotas: dict[str, TenantQuota] = {}
         self._live: dict[str, Reservation] = {}  # in order of expiration, because all have the same lifetime
         self._by_request: dict[tuple[str, str], Reservation] = {}  # by tenant and request
@@ -87,7 +99,7 @@ class ReservationTable:
         """Create the quota of a tenant, or set its new limits."""
         quota = self._quotas.get(tenant.tenant_id)
         if quota is None:
-            quota = self._quotas[tenant.tenant_id] = TenantQuota(tenant, balance, uses=uses, now=now)
+            quota = self._quotas[tenant.tenant_id] = self._new_quota(tenant, now, balance, uses)
         else:
             quota.set_tenant(tenant, now)
         return quota
@@ -123,7 +135,7 @@ class ReservationTable:
 
         The limits of its keys must be set again.
         """
-        self._quotas[tenant.tenant_id] = TenantQuota(tenant, balance, uses=uses, now=now)
+        self._quotas[tenant.tenant_id] = self._new_quota(tenant, now, balance, uses)
 
     def forget(self, is_forgotten: Callable[[str], bool], now: float) -> None:
         """Forget all use of the tenants of which `is_forgotten` is true; another process owns their state.
@@ -134,9 +146,46 @@ class ReservationTable:
             self._remove(reservation)
         self._lost = {name: each for name, each in self._lost.items() if not is_forgotten(each.request.tenant_id)}
         self._answer_ledger.forget(is_forgotten)
+        self._active -= {each for each in self._active if is_forgotten(each[0])}
         for tenant_id, quota in self._quotas.items():
             if is_forgotten(tenant_id):
-                self._quotas[tenant_id] = TenantQuota(quota.tenant, now=now)
+                self._quotas[tenant_id] = self._new_quota(quota.tenant, now)
+
+    def _new_quota(
+        self, tenant: Tenant, now: float, balance: Balance | None = None, uses: Iterable[ScopeUse] = ()
+    ) -> TenantQuota:
+        if self._share_of is None:
+            return TenantQuota(tenant, balance, uses=uses, now=now)
+        active = self._active
+        return SharedTenantQuota(tenant, balance, uses=uses, now=now, share_of=self._share_of, active=active)
+
+    # Shares of limits, where regions share them.
+
+    def shared_quota(self, tenant_id: str) -> SharedTenantQuota | None:
+        """Return the quota of a tenant whose limits are shared; None if there is none."""
+        quota = self._quotas.get(tenant_id)
+        return quota if isinstance(quota, SharedTenantQuota) else None
+
+    def set_share(self, tenant_id: str, scope: str, share: Share, now: float) -> None:
+        """Set the share of a scope that this region enforces."""
+        if quota := self.shared_quota(tenant_id):
+            quota.set_share(scope, share, now)
+
+    def share_in_use(self, tenant_id: str, scope: str, now: float) -> Share:
+        """Return the least that the share of a scope may be lowered to."""
+        quota = self.shared_quota(tenant_id)
+        return quota.share_in_use(scope, now) if quota else Share(0, 0)
+
+    def pop_demands(self, now: float) -> list[Demand]:
+        """Return the demand for scopes that had requests since the last call, or have requests in progress."""
+        found = []
+        for key in list(self._active):
+            quota = self.shared_quota(key[0])
+            if quota is None or not quota.is_busy(key[1]):
+                self._active.discard(key)
+            if quota and (demand := quota.pop_demand(key[1], now)):
+                found.append(demand)
+        return found
 
     def tenant_of(self, reservation_id: str) -> str:
         """Return the tenant of a reservation that can be settled; empty if there is none."""

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
 from penstock.auth.identity.policy import Budget, BudgetPeriod, BudgetUnit, Policy
-from penstock.auth.quota.bucket import MINUTE_US, TakeRun, to_micros
+from penstock.auth.quota.bucket import MINUTE_US, Bucket, TakeRun, to_micros
 from penstock.auth.quota.budget_period import PeriodUse
 from penstock.auth.quota.prices import PRICED_TOKENS
 from penstock.auth.quota.rates import MAX_STORED, RateState, new_bucket, rate_state, resized_bucket, stored_full_at
@@ -13,7 +13,7 @@ from penstock.auth.quota.rates import MAX_STORED, RateState, new_bucket, rate_st
 KEY_SCOPE, MODEL_SCOPE = "key:", "model:"  # prefixes of the names of scopes; the tenant itself has the name ``
 
 
-class Demand(Protocol):
+class TokenRequest(Protocol):
     """Tokens that a request asks to reserve."""
 
     @property
@@ -79,13 +79,15 @@ class ScopeQuota:
         limits = policy.limits
         self.subject = subject
         self.policy = policy
+        self._concurrent_limit = limits.concurrent_requests
+        self._budgets = policy.budgets
         self.concurrent_requests = 0
         self.name = use.scope
         self._tenant_id = use.tenant_id
-        self._requests = new_bucket(limits.requests_per_minute, min(use.requests_full_at, latest))
-        self._input = new_bucket(limits.input_tokens_per_minute, min(use.input_full_at, latest))
-        self._output = new_bucket(limits.output_tokens_per_minute, min(use.output_full_at, latest))
-        self._tokens = new_bucket(limits.tokens_per_minute, min(use.tokens_full_at, latest))
+        self._requests = self._new_bucket(limits.requests_per_minute, min(use.requests_full_at, latest))
+        self._input = self._new_bucket(limits.input_tokens_per_minute, min(use.input_full_at, latest))
+        self._output = self._new_bucket(limits.output_tokens_per_minute, min(use.output_full_at, latest))
+        self._tokens = self._new_bucket(limits.tokens_per_minute, min(use.tokens_full_at, latest))
         self._counted_since = use.counted_since
         self._periods: dict[BudgetPeriod, PeriodUse] = {}  # both or none, so that a later budget knows the use
         if policy.budgets or use.counted_since:
@@ -126,31 +128,39 @@ class ScopeQuota:
     def set_policy(self, policy: Policy, now: float) -> None:
         """Set new limits and budgets. What was used under the former ones stays used."""
         limits = policy.limits
-        self._requests = resized_bucket(self._requests, limits.requests_per_minute, now)
-        self._input = resized_bucket(self._input, limits.input_tokens_per_minute, now)
-        self._output = resized_bucket(self._output, limits.output_tokens_per_minute, now)
-        self._tokens = resized_bucket(self._tokens, limits.tokens_per_minute, now)
+        self._requests = self._resized_bucket(self._requests, limits.requests_per_minute, now)
+        self._input = self._resized_bucket(self._input, limits.input_tokens_per_minute, now)
+        self._output = self._resized_bucket(self._output, limits.output_tokens_per_minute, now)
+        self._tokens = self._resized_bucket(self._tokens, limits.tokens_per_minute, now)
         if policy.budgets and not self._periods:
             self._counted_since = now
             self._periods = {each: PeriodUse(each, 0, 0, 0, now) for each in BudgetPeriod}
         self.policy = policy
+        self._concurrent_limit = limits.concurrent_requests
+        self._budgets = policy.budgets
+
+    def _new_bucket(self, per_minute: int, full_at: int) -> Bucket | None:
+        return new_bucket(per_minute, full_at)
+
+    def _resized_bucket(self, bucket: Bucket | None, per_minute: int, now: float) -> Bucket | None:
+        return resized_bucket(bucket, per_minute, now)
 
     # Requests.
 
-    def exceeded(self, request: Demand, nanos: int, now: float, mean_duration: float) -> list[Exceeded]:
+    def exceeded(self, request: TokenRequest, nanos: int, now: float, mean_duration: float) -> list[Exceeded]:
         """Return the limits and budgets that the request would exceed. `mean_duration` in s is of recent requests."""
         found = self._exceeded_rates(request, now)
-        limit = self.policy.limits.concurrent_requests
+        limit = self._concurrent_limit
         if limit and self.concurrent_requests >= limit:
-            text = f"{limit} concurrent requests, all in progress"
+            text = f"{self._concurrent_text()}, all in progress"
             found.append(self._exceeded("concurrent_requests", text, mean_duration / limit))
-        for budget in self.policy.budgets:
+        for budget in self._budgets:
             amount = request.max_chargeable_tokens if budget.unit is BudgetUnit.TOKENS else nanos
             if (left := self._left(budget, now)) < amount:
                 found.append(self._exceeded_budget(budget, amount, left, now))
         return found
 
-    def reserve(self, request: Demand, nanos: int, now: float, *, is_taken: bool = True) -> Hold:
+    def reserve(self, request: TokenRequest, nanos: int, now: float, *, is_taken: bool = True) -> Hold:
         """Count a request, also beyond the limits. Without `is_taken` it takes nothing from the limits per minute."""
         self.concurrent_requests += 1
         input_run = output_run = tokens_run = None
@@ -169,7 +179,7 @@ class ScopeQuota:
             day_start, month_start = day.reserve(tokens, nanos), month.reserve(tokens, nanos)
         return Hold(self, input_run, output_run, tokens_run, day_start, month_start)
 
-    def restore(self, request: Demand, nanos: int, reserved_at: float, *, is_live: bool) -> Hold:
+    def restore(self, request: TokenRequest, nanos: int, reserved_at: float, *, is_live: bool) -> Hold:
         """Return what a reservation of the former process holds. Its tokens are in the stored use."""
         starts = []
         for period in self._periods.values():
@@ -180,7 +190,7 @@ class ScopeQuota:
         self.concurrent_requests += is_live
         return Hold(self, None, None, None, *(starts or (0, 0)))
 
-    def release(self, hold: Hold, request: Demand, nanos: int, unused: tuple[int, int]) -> None:
+    def release(self, hold: Hold, request: TokenRequest, nanos: int, unused: tuple[int, int]) -> None:
         """End a reservation of which `unused` prompt and output tokens were not computed."""
         self.concurrent_requests -= 1
         unused_input, unused_output = unused
@@ -205,11 +215,11 @@ class ScopeQuota:
 
         `highest_nanos`: price of the most expensive `PRICED_TOKENS` tokens.
         """
-        limit = self.policy.limits.concurrent_requests
+        limit = self._concurrent_limit
         if (limit and self.concurrent_requests >= limit) or (self._requests and not self._requests.available(now)):
             return 0
         found = [each.available(now) for each in (self._input, self._output, self._tokens) if each]
-        for budget in self.policy.budgets:
+        for budget in self._budgets:
             left = max(0, self._left(budget, now))
             if budget.unit is BudgetUnit.TOKENS:
                 found.append(left)
@@ -236,7 +246,7 @@ class ScopeQuota:
         for name, bucket in (("input_tokens", self._input), ("output_tokens", self._output)):
             if bucket:
                 yield name, bucket.used_share(now)
-        for budget in self.policy.budgets:
+        for budget in self._budgets:
             yield f"budget_{budget.name}", 1 - self._left(budget, now) / budget.amount
 
     def warning(self, now: float) -> str:
@@ -251,7 +261,7 @@ class ScopeQuota:
         spent, reserved, _ = self.budget_use(budget, now)
         return budget.amount - spent - reserved
 
-    def _exceeded_rates(self, request: Demand, now: float) -> list[Exceeded]:
+    def _exceeded_rates(self, request: TokenRequest, now: float) -> list[Exceeded]:
         found: list[Exceeded] = []
         for name, bucket, amount in (
             ("requests", self._requests, 1),
@@ -260,20 +270,26 @@ class ScopeQuota:
             ("tokens", self._tokens, request.tokens),
         ):
             if bucket and (wait := bucket.wait(amount, now)) != 0.0:
-                text = f"{bucket.per_minute} {name.replace('_', ' ')} per minute, {amount} requested"
+                text = f"{bucket.text(name.replace('_', ' '))}, {amount} requested"
                 found.append(self._exceeded(name, text, wait))
         return found
 
     def _exceeded_budget(self, budget: Budget, amount: int, left: int, now: float) -> Exceeded:
         spent, reserved, end = self.budget_use(budget, now)
         text = (
-            f"budget of {budget_amount(budget.unit, budget.amount)} per {budget.period}:"
+            f"{self._budget_text(budget)}:"
             f" {spent / budget.amount:.1%} is spent, {reserved / budget.amount:.1%} is reserved,"
             f" {budget_amount(budget.unit, max(0, left))} are left and {budget_amount(budget.unit, amount)} requested;"
             f" it begins anew at {utc_text(end)}"
         )
         wait = None if amount > budget.amount else end - now
         return self._exceeded(f"budget_{budget.name}", text, wait, is_budget=True)
+
+    def _concurrent_text(self) -> str:
+        return f"{self._concurrent_limit} concurrent requests"
+
+    def _budget_text(self, budget: Budget) -> str:
+        return f"budget of {budget_amount(budget.unit, budget.amount)} per {budget.period}"
 
     def _exceeded(self, name: str, description: str, wait: float | None, *, is_budget: bool = False) -> Exceeded:
         return Exceeded(self.subject, name, description, wait, self.policy.shadow, is_budget)

@@ -47,8 +47,9 @@ class TenantQuota:
         self.output_tokens = balance.output_tokens
         self.requests = balance.requests
         self.shadow_refusals: Counter[str] = Counter()  # of this process, by subject and limit
-        self._requests_bucket = new_bucket(tenant.requests_per_minute, min(balance.requests_full_at, latest))
-        self._tokens_bucket = new_bucket(tenant.tokens_per_minute, min(balance.tokens_full_at, latest))
+        self._requests_bucket = self._new_bucket(tenant.requests_per_minute, min(balance.requests_full_at, latest))
+        self._tokens_bucket = self._new_bucket(tenant.tokens_per_minute, min(balance.tokens_full_at, latest))
+        self._concurrent_limit = tenant.concurrent_requests
         self._mean_request_duration = DEFAULT_REQUEST_DURATION_S
         self.is_metered = False  # whether a scope has limits, or the tenant is in shadow mode
         self._money_scopes: set[str] = set()  # with a budget in money
@@ -80,8 +81,9 @@ class TenantQuota:
 
     def set_tenant(self, tenant: Tenant, now: float) -> None:
         """Set new limits. Tokens spent under the former limits stay spent."""
-        self._requests_bucket = resized_bucket(self._requests_bucket, tenant.requests_per_minute, now)
-        self._tokens_bucket = resized_bucket(self._tokens_bucket, tenant.tokens_per_minute, now)
+        self._requests_bucket = self._resized_bucket(self._requests_bucket, tenant.requests_per_minute, now)
+        self._tokens_bucket = self._resized_bucket(self._tokens_bucket, tenant.tokens_per_minute, now)
+        self._concurrent_limit = tenant.concurrent_requests
         self.tenant = tenant
         self._set_scopes(tenant, now)
 
@@ -118,10 +120,19 @@ class TenantQuota:
             self._scopes[name] = found
         else:
             use = self._stored_uses.pop(name, None) or ScopeUse(self.tenant.tenant_id, name)
-            self._scopes[name] = ScopeQuota(use, subject, policy, now)
+            self._scopes[name] = self._new_scope(use, subject, policy, now)
         counts_money = any(each.unit is BudgetUnit.MONEY for each in policy.budgets)
         (self._money_scopes.add if counts_money else self._money_scopes.discard)(name)
         self.is_metered = bool(self._scopes) or self.tenant.policy.shadow
+
+    def _new_bucket(self, per_minute: int, full_at: int) -> Bucket | None:
+        return new_bucket(per_minute, full_at)
+
+    def _resized_bucket(self, bucket: Bucket | None, per_minute: int, now: float) -> Bucket | None:
+        return resized_bucket(bucket, per_minute, now)
+
+    def _new_scope(self, use: ScopeUse, subject: str, policy: Policy, now: float) -> ScopeQuota:
+        return ScopeQuota(use, subject, policy, now)
 
     # Requests.
 
@@ -131,13 +142,13 @@ class TenantQuota:
         Return the limits in shadow mode that it exceeds, by subject and name. `nanos` is the most it can cost.
         """
         exceeded: list[Exceeded] = []
-        requests, tokens, limit = self._requests_bucket, self._tokens_bucket, self.tenant.concurrent_requests
+        requests, tokens, limit = self._requests_bucket, self._tokens_bucket, self._concurrent_limit
         if requests and (wait := requests.wait(1, now)) != 0.0:
             exceeded.append(self._exceeded("requests", rate_text("requests", requests, 1), wait))
         if tokens and (wait := tokens.wait(request.tokens, now)) != 0.0:
             exceeded.append(self._exceeded("tokens", rate_text("tokens", tokens, request.tokens), wait))
         if limit and self.concurrent_requests >= limit:
-            text = f"{limit} concurrent requests, all in progress"
+            text = f"{self._concurrent_text()}, all in progress"
             exceeded.append(self._exceeded("concurrent_requests", text, self._mean_request_duration / limit))
         if self._scopes:
             for scope in self._scopes_of(request):
@@ -232,7 +243,7 @@ class TenantQuota:
         for name, bucket in (("requests", self._requests_bucket), ("tokens", self._tokens_bucket)):
             if bucket:
                 yield name, bucket.used_share(now)
-        if limit := self.tenant.concurrent_requests:
+        if limit := self._concurrent_limit:
             yield "concurrent_requests", self.concurrent_requests / limit
         if scope := self._scopes.get(""):
             yield from scope.limit_uses(now)
@@ -244,7 +255,7 @@ class TenantQuota:
         """
         left: list[int] = []
         if not self.tenant.policy.shadow:
-            limit = self.tenant.concurrent_requests
+            limit = self._concurrent_limit
             if limit and self.concurrent_requests >= limit:
                 return 0
             if self._requests_bucket and not self._requests_bucket.available(now):
@@ -295,6 +306,9 @@ class TenantQuota:
     def _is_ours(self, scope: ScopeQuota) -> bool:
         return scope in (self._scopes.get(scope.name), self._idle_scopes.get(scope.name))
 
+    def _concurrent_text(self) -> str:
+        return f"{self._concurrent_limit} concurrent requests"
+
     def _exceeded(self, name: str, description: str, wait: float | None) -> Exceeded:
         return Exceeded(f"tenant:{self.tenant.tenant_id}", name, description, wait, self.tenant.policy.shadow)
 
@@ -304,4 +318,4 @@ def _tightest(first: RateState | None, others: Iterable[RateState]) -> RateState
 
 
 def rate_text(name: str, bucket: Bucket, amount: int) -> str:
-    return f"{bucket.per_minute} {name} per minute, {amount} requested"
+    return f"{bucket.text(name)}, {amount} requested"

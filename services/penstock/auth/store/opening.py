@@ -11,7 +11,7 @@ import structlog
 
 from penstock.auth.store.backend import Backend
 from penstock.auth.store.disk_usage import Watermark
-from penstock.auth.store.roll_up import KEEP_ALL, Retention
+from penstock.auth.store.roll_up import KEEP_ALL, Retention, correctable_hours
 from penstock.auth.store.sqlite.backend import SqliteBackend
 from penstock.auth.store.store import ChargesNotPersisted, StoredState
 from penstock.auth.store.threaded import ThreadedStore
@@ -30,13 +30,18 @@ async def opened_store(
     disk_watermark: float = 1.0,
     instance_id: str = "auth",
     address: str = "",
+    reports_usage: bool = False,
 ) -> AsyncIterator[tuple[ThreadedStore, StoredState]]:
     """Open a store and yield it with its state. Leaving the block waits until all changes are written.
 
     `fsync` is for SQLite; a PostgreSQL server decides with `synchronous_commit`. Other replicas name `address` as that
-    of this process. Raises ChargesNotPersisted after the block if charges could not be written.
+    of this process. With `reports_usage`, the totals that charges change are marked for a report to the home region.
+    Raises ChargesNotPersisted after the block if charges could not be written.
     """
-    backend = _backend(parse_location(location), retention, fsync=fsync, instance_id=instance_id, address=address)
+    if reports_usage:
+        retention = correctable_hours(retention)
+    parsed, owner = parse_location(location), f"{instance_id}.{secrets.token_hex(4)}"  # also unique with one id
+    backend = _backend(parsed, retention, owner, fsync=fsync, address=address, reports_usage=reports_usage)
     store = ThreadedStore(backend, clock, Watermark(disk_watermark))
     opened: asyncio.Future[StoredState] = asyncio.get_running_loop().create_future()
     thread = threading.Thread(target=store.run, args=(opened,), name="auth-store", daemon=True)
@@ -55,10 +60,11 @@ async def opened_store(
         )
 
 
-def _backend(location: StoreLocation, retention: Retention, *, fsync: bool, instance_id: str, address: str) -> Backend:
+def _backend(
+    location: StoreLocation, retention: Retention, owner: str, *, fsync: bool, address: str, reports_usage: bool
+) -> Backend:
     if not location.is_postgres:
-        return SqliteBackend(location.path, retention, fsync=fsync)
+        return SqliteBackend(location.path, retention, fsync=fsync, reports_usage=reports_usage)
     from penstock.auth.store.postgres.backend import PostgresBackend  # noqa: PLC0415  # its driver loads only if used
 
-    owner = f"{instance_id}.{secrets.token_hex(4)}"  # also unique if two processes have one instance id
-    return PostgresBackend(location, retention, owner, address=address)
+    return PostgresBackend(location, retention, owner, address=address, reports_usage=reports_usage)

@@ -14,20 +14,31 @@ from penstock.auth.quota.grant import GrantIssuer
 from penstock.auth.quota.grant_uses import GrantUses
 from penstock.auth.quota.prices import PriceList
 from penstock.auth.quota.reservation_table import ReservationTable
+from penstock.auth.regions.granted import GrantedShares
+from penstock.auth.regions.held import HeldShares
+from penstock.auth.regions.share import ShareOf
 from penstock.auth.store.secret_file import load_or_create_secret
 from penstock.auth.store.store import StoredState
 
 STALL_THRESHOLD_S = 1.0  # s between sweeps; a longer gap means that this process stalled and no edge could connect
 
 
-def recover(config: AuthConfig, state: StoredState, now: float, epochs: Mapping[int, int] | None = None) -> Authorizer:
+def recover(
+    config: AuthConfig,
+    state: StoredState,
+    now: float,
+    epochs: Mapping[int, int] | None = None,
+    shares: GrantedShares | HeldShares | None = None,
+) -> Authorizer:
     """Return an authorizer with the stored tenants, keys and reservations, and the development key of the settings.
 
-    `epochs` of the partitions whose state it is; None: it is that of all.
+    `epochs` of the partitions whose state it is; None: it is that of all. `shares` of limits; None: limits are whole.
     """
+    if shares:
+        shares.restore(state.shares)
     pepper = config.pepper.encode() or _secret(config, state, "pepper")
     mesh_secret = config.mesh_secret.encode() or _secret(config, state, "mesh-secret")
-    reservations = _reservations(config, state, now)
+    reservations = _reservations(config, state, now, _share_of(shares))
     keys = KeyRing(pepper)
     for key in state.keys:
         keys.put(key)
@@ -48,14 +59,21 @@ def recover(config: AuthConfig, state: StoredState, now: float, epochs: Mapping[
         accept_ungranted_fallback=config.accept_ungranted_fallback,
         served=ServedPartitions(epochs),
         region=config.region,
+        shares=shares,
     )
     authorizer.residency.replace(state.tenants)
     return authorizer
 
 
-def _reservations(config: AuthConfig, state: StoredState, now: float) -> ReservationTable:
+def _share_of(shares: GrantedShares | HeldShares | None) -> ShareOf | None:
+    if shares is None:
+        return None
+    return shares.own if isinstance(shares, GrantedShares) else shares.of
+
+
+def _reservations(config: AuthConfig, state: StoredState, now: float, share_of: ShareOf | None) -> ReservationTable:
     prices = PriceList(state.prices, batch_percent=config.batch_price_percent)
-    reservations = ReservationTable(ttl=config.reservation_ttl, prices=prices, region=config.region)
+    reservations = ReservationTable(ttl=config.reservation_ttl, prices=prices, region=config.region, share_of=share_of)
     uses = state.uses_by_tenant
     for tenant in state.tenants:
         balance = state.balances.get(tenant.tenant_id)

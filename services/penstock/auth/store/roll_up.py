@@ -7,7 +7,7 @@ that are old become totals of their day.
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from penstock.auth.quota.answer_billing import MAX_ANSWERS
@@ -17,6 +17,7 @@ from penstock.auth.store.store import Charged, PendingChange
 SLICE_ROWS = (16, 128)  # range; the first slice has the fewest rows
 SLICE_TARGET_S = 0.008  # s; a slice that took longer is followed by one of half the size. 128 rows take 1 ms of CPU
 SLICE_INTERVAL_S = 0.05  # s between slices while rows are due
+CORRECTION_MARGIN_S = 4 * 86_400.0  # s by which a row of the ledger may outlive its retention
 MIN_LEDGER_ROWS = MAX_ANSWERS  # rows that a restart reads
 
 
@@ -60,6 +61,14 @@ class Retention:
 
 
 KEEP_ALL = Retention()
+
+
+def correctable_hours(retention: Retention) -> Retention:
+    """Return a retention with which no charge can change an hour that has become a day.
+
+    A charge changes its own hour and, if it corrects a lost row of the ledger, the hour of that row.
+    """
+    return replace(retention, max_hour_age=max(retention.max_hour_age, retention.max_age + CORRECTION_MARGIN_S))
 
 
 @dataclass(eq=False)

@@ -8,6 +8,7 @@ from penstock.auth.identity.tenant import Tenant
 from penstock.auth.quota.prices import Price
 from penstock.auth.quota.reservation import Charge, Metering, Reservation, ReservationRequest
 from penstock.auth.quota.scope_quota import ScopeUse
+from penstock.auth.regions.share import ShareRow
 from penstock.auth.store.policies import policy_of, policy_text
 
 Row = tuple[Any, ...]
@@ -25,6 +26,7 @@ CHARGED_RESERVATION_COLUMNS = """
     reserved_at, expires_at, answer_id, emitted_tokens, fingerprint, priority, is_delegated
 """
 LATEST_CHARGE_COLUMNS = f"{CHARGED_RESERVATION_COLUMNS}, settled_at, prompt_tokens, output_tokens, outcome, made_tokens"
+SHARE_COLUMNS = ", ".join(ShareRow._fields)
 SCOPE_USE_COLUMNS = ", ".join(ScopeUse._fields)
 PRICE_COLUMNS = ", ".join(Price._fields)
 LEDGER_COLUMNS = """

@@ -12,6 +12,8 @@ from penstock.auth.quota.prices import Price
 from penstock.auth.quota.reservation import Charge, Reservation
 from penstock.auth.quota.scope_quota import ScopeUse
 from penstock.auth.quota.tenant_quota import Balance
+from penstock.auth.regions.share import ShareRow
+from penstock.auth.store.totals import RegionTotal
 
 
 class StoreClosed(Exception):
@@ -84,6 +86,12 @@ class DeleteRoute(NamedTuple):
     tenant_id: str
 
 
+class PutHome(NamedTuple):
+    """The catalog is that of a home region from now on."""
+
+    home: str  # empty: that of this region itself
+
+
 class Reserved(NamedTuple):
     """A reservation was made."""
 
@@ -102,6 +110,32 @@ class Charged(NamedTuple):
     scope_uses: tuple[ScopeUse, ...] = ()  # after the change, of the scopes that count the reservation
 
 
+class PutShare(NamedTuple):
+    """The share of a region of one scope was set."""
+
+    row: ShareRow
+    balance: Balance  # of the tenant after the change
+    scope_uses: tuple[ScopeUse, ...] = ()  # after the change, of the scope
+
+
+class PutTotals(NamedTuple):
+    """Another region has reported totals. Each replaces one of the same region with a lower revision.
+
+    Totals of hours before `insert_from` are not added, because those hours may have become days.
+    """
+
+    region: str
+    totals: tuple[RegionTotal, ...]
+    insert_from: int  # Unix time in s
+
+
+class ConfirmTotals(NamedTuple):
+    """The home region has stored totals of this region. Those that have changed since then stay unreported."""
+
+    region: str
+    totals: tuple[RegionTotal, ...]
+
+
 class Release(NamedTuple):
     """Partitions are given away, or were lost. All changes of their tenants come before it."""
 
@@ -118,8 +152,11 @@ class Barrier(NamedTuple):
     partition: int | None = None
 
 
-Administration = PutTenant | PutKey | DeleteKey | DeleteTenant | PutPrice | DeletePrice | PutRoute | DeleteRoute
-Change = Administration | Reserved | Charged | Release | Barrier
+Administration = (
+    PutTenant | PutKey | DeleteKey | DeleteTenant | PutPrice | DeletePrice | PutRoute | DeleteRoute | PutHome
+)
+Reported = PutTotals | ConfirmTotals
+Change = Administration | Reported | Reserved | Charged | PutShare | Release | Barrier
 OnPersisted = Callable[[Exception | None], None]
 OnAvailability = Callable[[bool], None]
 PendingChange = tuple[Change, OnPersisted]
@@ -141,6 +178,8 @@ class StoredState(NamedTuple):
     scope_uses: Sequence[ScopeUse] = ()
     prices: Sequence[Price] = ()
     routes: Sequence[Route] = ()
+    home: str = ""  # region whose catalog this is; empty: that of this region itself
+    shares: Sequence[ShareRow] = ()
 
     @property
     def uses_by_tenant(self) -> dict[str, list[ScopeUse]]:

@@ -3,14 +3,29 @@
 A charge is counted in the hour (UTC) in which it was settled, by the transaction that writes its row of the ledger.
 """
 
+from typing import NamedTuple
+
 from penstock.auth.quota.reservation import OUTCOME_LOST, Charge
 
 HOUR_S, DAY_S = 3_600, 86_400
 KEYS = ("tenant_id", "key_id", "model", "region")
+TOTAL_KEY = ("tenant_id", "hour", "key_id", "model", "region")  # primary key of hourly totals, in its order
 TOKENS = ("prompt_tokens", "cached_tokens", "output_tokens", "price_nanos")
 OUTCOMES = ("completed", "cancelled", "shed", "failed", "lost")  # each charge has one; `requests` is their sum
 COUNTERS = ("requests", *TOKENS, *OUTCOMES)
 Counters = tuple[int, ...]  # in the order of COUNTERS
+
+
+class RegionTotal(NamedTuple):
+    """The total of an hour, tenant, key and model in one region. Its revision grows with each change."""
+
+    hour: int  # Unix time of its beginning in s
+    tenant_id: str
+    key_id: str
+    model: str
+    counters: Counters
+    revision: int
+
 
 _COLUMN_OF_OUTCOME = {"stop": "completed", "length": "completed", "cancelled": "cancelled", "shed": "shed"}
 # SQL of an outcome's column; `{outcome}` is a column or a value.
@@ -22,6 +37,7 @@ OUTCOME_CASES = {
     "lost": "outcome = 'lost'",
 }
 ADDITIONS = ", ".join(f"{each} = hourly_usage.{each} + excluded.{each}" for each in COUNTERS)
+REPLACEMENTS = ", ".join(f"{each} = excluded.{each}" for each in (*COUNTERS, "revision"))
 DAILY_ADDITIONS = ", ".join(f"{each} = daily_usage.{each} + excluded.{each}" for each in COUNTERS)
 
 

@@ -3,7 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.auth.store.store import Barrier, Charged, DeleteTenant, PartitionsLost, PendingChange, Release, Reserved
+from penstock.auth.store.store import (
+    Barrier,
+    Charged,
+    DeleteTenant,
+    PartitionsLost,
+    PendingChange,
+    PutShare,
+    Release,
+    Reserved,
+)
 from penstock.mesh.partitions import partition_of
 
 MAX_CHANGES_PER_TRANSACTION = 1_000
@@ -62,7 +71,7 @@ class ChangeWriter:
 def partition_of_change(pending: PendingChange) -> int | None:
     """Return the partition whose owner alone may write a change; None if each process may."""
     match pending[0]:
-        case Reserved() | Charged():
+        case Reserved() | Charged() | PutShare():
             return partition_of(pending[0].balance.tenant_id)
         case DeleteTenant(tenant_id, _):
             return partition_of(tenant_id)

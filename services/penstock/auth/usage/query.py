@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from penstock.auth.store.totals import COUNTERS, DAY_S, KEYS
+from penstock.auth.store.totals import COUNTERS, DAY_S, HOUR_S, KEYS
 
 DEFAULT_LIMIT, MAX_LIMIT = 10_000, 100_000  # rows
 MAX_UNIX_S = 2.0**32  # s; of a range's end
@@ -89,6 +89,30 @@ def totals_statement(query: UsageQuery, dialect: Dialect) -> tuple[str, Values]:
 def _first_day(at: float) -> str:
     """Return the first day that does not begin before a time."""
     return (datetime.fromtimestamp(0, UTC) + timedelta(days=math.ceil(at / DAY_S))).date().isoformat()
+
+
+def unreported_statement(region: str, until: float, limit: int, dialect: Dialect) -> tuple[str, Values]:
+    """Return the statement of the oldest totals of a region that the home region has not confirmed."""
+    parameter = dialect.parameter
+    statement = f"""
+        SELECT hour, tenant_id, key_id, model, {", ".join(COUNTERS)}, revision FROM hourly_usage
+        WHERE is_unreported AND region = {parameter("region")} AND hour <= {parameter("until")}
+        ORDER BY hour LIMIT {parameter("row_limit")}
+    """
+    return statement, {"region": region, "until": int(until), "row_limit": limit}
+
+
+def reported_regions_statement(chosen: UsageFilter, region: str, dialect: Dialect) -> tuple[str, Values]:
+    """Return the statement of the requests that other regions have reported, by region."""
+    parameter = dialect.parameter
+    statement = f"""
+        SELECT region, sum(requests) FROM hourly_usage
+        WHERE hour >= {parameter("start")} AND hour < {parameter("end")} AND revision > 0
+            AND region <> {parameter("own_region")}{_conditions(chosen, dialect)}
+        GROUP BY region ORDER BY region
+    """
+    times = {"start": int(chosen.start // HOUR_S) * HOUR_S, "end": math.ceil(chosen.end)}
+    return statement, {**times, **chosen.names, "own_region": region}
 
 
 EXPORT_COLUMNS = (

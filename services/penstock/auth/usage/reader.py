@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from penstock.auth.store.rows import Row
+from penstock.auth.store.totals import RegionTotal
 from penstock.auth.store.usage_connection import Connect, QueryFailed, QueryTimeout, UsageConnection
 from penstock.auth.usage.connections import usage_connections
 from penstock.auth.usage.query import (
@@ -16,7 +17,9 @@ from penstock.auth.usage.query import (
     UsageFilter,
     UsageQuery,
     Values,
+    reported_regions_statement,
     totals_statement,
+    unreported_statement,
 )
 from penstock.chassis.database.location import StoreLocation
 from penstock.chassis.errors import DeadlineExceeded, FailedPrecondition, Overloaded, Unavailable
@@ -75,6 +78,24 @@ class UsageReader:
         self._check()
         rows = await self._run(*totals_statement(query, self._dialect), timeout)
         return rows[: query.limit], len(rows) > query.limit
+
+    async def unreported(self, region: str, until: float, limit: int) -> list[RegionTotal]:
+        """Return the oldest totals of a region, up to the hour of `until`, that are not confirmed.
+
+        Raises PenstockError.
+        """
+        self._check()
+        rows = await self._run(*unreported_statement(region, until, limit, self._dialect), MAX_QUERY_S)
+        return [
+            RegionTotal(hour, tenant_id, key_id, model, tuple(counters), revision)
+            for hour, tenant_id, key_id, model, *counters, revision in rows
+        ]
+
+    async def reported_regions(self, chosen: UsageFilter, region: str, timeout: float) -> dict[str, int]:
+        """Return how many requests other regions have reported, by region. Raises PenstockError."""
+        self._check()
+        rows = await self._run(*reported_regions_statement(chosen, region, self._dialect), timeout)
+        return {name: int(requests) for name, requests in rows}
 
     async def export(self, chosen: UsageFilter) -> AsyncGenerator[list[Row], None]:
         """Yield the rows of the ledger page by page, in the order of `EXPORT_COLUMNS`. Raises PenstockError."""

@@ -7,9 +7,12 @@ from penstock.chassis.security.identity import TIERS
 DOOR_TIERS = frozenset({"envoy"})  # may send requests of clients to the doors of an edge, over gRPC and HTTP
 OPERATOR_TIERS = frozenset({"operator"})
 ALL_TIERS = frozenset(TIERS)
-# RPCs between edges of two regions. Envoy carries them through its region door alone, and no client may call them.
-REGION_RPCS = frozenset({"penstock.mesh.v1.RegionService/Run"})
-REGION_TIERS = DOOR_TIERS | {"edge"}
+# RPCs between processes of two regions, by the tier of the caller. Envoy carries them through its region door alone.
+# No client may call them.
+REGION_RPCS: Mapping[str, str] = {
+    "penstock.mesh.v1.RegionService/Run": "edge",
+    "penstock.mesh.v1.RegionQuotaService/Follow": "auth",
+}
 
 
 def _entries() -> Iterator[tuple[str, frozenset[str]]]:
@@ -25,8 +28,8 @@ def _entries() -> Iterator[tuple[str, frozenset[str]]]:
     for service, callers in mesh.items():
         for rpc, tier in callers.items():
             yield f"penstock.mesh.v1.{service}/{rpc}", frozenset({tier})
-    for rpc in REGION_RPCS:
-        yield rpc, REGION_TIERS
+    for rpc, tier in REGION_RPCS.items():
+        yield rpc, DOOR_TIERS | {tier}
     for rpc in ("IsActive", "StreamIsActive", "GetMetricSpec", "GetMetrics"):
         yield f"externalscaler.ExternalScaler/{rpc}", frozenset({"keda"})
     for rpc in ("Generate", "Session", "CountTokens", "ListModels", "Embed"):

@@ -62,7 +62,7 @@ def _show(*, groups: tuple[str, ...], limit: int, target: str, as_csv: bool, as_
 @click.option("--out", type=OutputFile(), required=True, help="file that is written")
 @click.option("--format", "file_format", type=click.Choice(["csv", "parquet"]), help="default: by the file's suffix")
 def export(target: str, out: Path, file_format: str | None, **chosen: Any) -> None:
-    """Write the rows of the ledger that were settled in a time range, one per request."""
+    """Write the rows of the ledger of one region that were settled in a time range, one per request."""
     from penstock.cli.admin import AdminTarget
     from penstock.cli.usage.export import export_ledger
 

@@ -38,14 +38,18 @@ async def export_ledger(target: AdminTarget, chosen: pb.UsageFilter, out: Path, 
     """Write a file, which has its name once it is complete."""
     request, written = pb.ExportLedgerRequest(filter=chosen), 0
     with progress_reporter(stderr_console) as report, _complete_file(out, file_format) as writer:
-        total = 0
+        total, others = 0, ""
         async with target.stub() as admin:
             async for part in admin.ExportLedger(request, metadata=target.metadata):
                 writer.write(part.rows)
                 written += len(part.rows)
                 total = total or part.total_hint
+                others = others or ", ".join(part.other_regions)
                 report(f"{written:,} of about {max(total, written):,} rows")
     stderr_console.print(f"{out}: {written:,} rows")
+    if others:
+        text = "their totals are here, and their rows in their own ledgers; export those with `--target` of their auth"
+        stderr_console.print(f"not in the file: requests in {others}; {text}")
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from penstock.mesh.limits.admission import ADMISSION
 from penstock.mesh.limits.batch import BATCH
 from penstock.mesh.limits.queue import QUEUE
 from penstock.mesh.limits.region import REGION
+from penstock.mesh.limits.region_quota import REGION_QUOTA
 from penstock.mesh.limits.responses import RESPONSES
 from penstock.mesh.limits.rules import Table
 from penstock.mesh.limits.scheduler import SCHEDULER
@@ -24,4 +25,5 @@ TABLE: Table = {
     **RESPONSES,
     **BATCH,
     **REGION,
+    **REGION_QUOTA,
 }

@@ -20,9 +20,15 @@ from penstock.routing.resources.connection_manager import connection_manager
 from penstock.routing.resources.door_tls import door_secret
 from penstock.routing.resources.endpoints import endpoints
 from penstock.routing.resources.listeners import front_listener, redirect_listener, region_listener
-from penstock.routing.resources.region_clusters import cluster_of, failover_cluster, region_cluster, region_cluster_name
-from penstock.routing.resources.region_door import EDGE_TIER, PROXY_TIER, first_routes, peers_filter
-from penstock.routing.resources.region_routes import FrontForwarding, GuestForwarding
+from penstock.routing.resources.regions.region_clusters import (
+    cluster_of,
+    failover_cluster,
+    quota_cluster,
+    region_cluster,
+    region_cluster_name,
+)
+from penstock.routing.resources.regions.region_door import PEER_TIERS, first_routes, peers_filter
+from penstock.routing.resources.regions.region_routes import FrontForwarding, GuestForwarding
 from penstock.routing.resources.routes import RouteTable
 from penstock.routing.resources.tracing import Collector, collector_cluster, tracing
 from penstock.routing.resources.transport_sockets import accepting_tls
@@ -33,6 +39,7 @@ LISTENER_NAME, REDIRECT_NAME, ROUTE_CONFIG_NAME = "front", "redirect", "edges"
 GRPC_CLUSTER, HTTP_CLUSTER, AUTH_CLUSTER = "edge_grpc", "edge_http", "auth"
 COLLECTOR_CLUSTER = "otlp"
 REGION_LISTENER_NAME, REGION_ROUTES_NAME, GUEST_CLUSTER = "region_door", "region_door", "edge_guests"
+QUOTA_CLUSTER = "auth_quota"
 ONLY_REGION = TrafficPlan()
 
 
@@ -54,6 +61,7 @@ class ProxyConfig:
     trust_domain: str = ""  # of the peers of the region door
     region: str = ""  # of the proxies; empty: the only one
     region_listen: Address | None = None  # the region door; None: none
+    region_auths: tuple[Address, ...] = ()  # gRPC servers of auth, for auth of other regions; empty: none follows
     regions: tuple[Region, ...] = ()  # others, in order of preference
 
 
@@ -146,25 +154,29 @@ def _region_door(proxy: ProxyConfig, plan: TrafficPlan) -> Iterator[Resource]:
         secrets=proxy.secrets,
         endpoints=GRPC_CLUSTER,
     )
+    quota = QUOTA_CLUSTER if proxy.region_auths else ""
+    if quota:
+        yield quota_cluster(
+            quota, proxy.region_auths, keepalive_interval=proxy.keepalive_interval, secrets=proxy.secrets
+        )
     yield RouteTable(
         name=REGION_ROUTES_NAME,
         grpc_cluster=GRPC_CLUSTER,
         http_cluster=HTTP_CLUSTER,
-        other_clusters=frozenset({GUEST_CLUSTER}),
+        other_clusters=frozenset({GUEST_CLUSTER, quota} - {""}),
         forwarding=GuestForwarding(proxy.region),
         is_authorized=bool(proxy.auths),
-        first=tuple(first_routes(GUEST_CLUSTER, is_drained=plan.is_drained)),
+        first=tuple(first_routes(GUEST_CLUSTER, quota, is_drained=plan.is_drained)),
     ).resource()
     peers = [peers_filter(proxy.trust_domain)] if proxy.secrets else []
     filters = [*peers, *_authorization(proxy, chooses_region=True)]
-    tiers = (PROXY_TIER, EDGE_TIER)
     yield region_listener(
         REGION_LISTENER_NAME,
         proxy.region_listen,
         _manager(proxy, REGION_ROUTES_NAME, filters, is_region_door=True),
         routes=REGION_ROUTES_NAME,
         clusters=_clusters_of_listeners(proxy),
-        transport=accepting_tls(proxy.secrets, proxy.trust_domain, tiers, alpn="h2") if proxy.secrets else None,
+        transport=accepting_tls(proxy.secrets, proxy.trust_domain, PEER_TIERS, alpn="h2") if proxy.secrets else None,
     )
 
 

@@ -13,7 +13,7 @@ from envoy_data_plane.envoy.type.matcher import v3 as matcher
 from penstock.routing.resources.access_logs import access_log
 from penstock.routing.resources.clusters import ads_config_source, pack_any
 from penstock.routing.resources.local_replies import local_replies
-from penstock.routing.resources.region_door import keeping_regions
+from penstock.routing.resources.regions.region_door import keeping_regions
 from penstock.routing.resources.route_actions import NO_TIMEOUT
 from penstock.routing.resources.tracing import plain_request_ids
 

@@ -65,6 +65,7 @@ class PostgresBackend:
     owner: str
     lease: PartitionLease = field(default_factory=PartitionLease)
     address: str = ""  # of this process, for operators
+    reports_usage: bool = False  # whether hourly totals are kept for the home region until they are reported
     _connection: StoreConnection | None = field(default=None, init=False)
 
     @property
@@ -98,7 +99,9 @@ class PostgresBackend:
         self._keeper = PartitionKeeper(self.owner, events.append, self.lease)
         self._keeper.look(table, time.monotonic(), time.monotonic)
         state = next((each.state for each in events if isinstance(each, Taken)), None) or table.read(())
-        self.roll_up = PostgresLedgerUpkeep(lambda: self._connection, self.owner, self._keeper.epochs, self.retention)
+        self.roll_up = PostgresLedgerUpkeep(
+            lambda: self._connection, self.owner, self._keeper.epochs, self.retention, self.reports_usage
+        )
         limit_transactions(connection, ANSWER_TIMEOUT_S)
         return state
 
@@ -171,7 +174,7 @@ class PostgresBackend:
                     *head,
                     self._outcomes.begin_statement(),
                     *self._outcomes.compensation(),
-                    *statements(changes),
+                    *statements(changes, reports_usage=self.reports_usage),
                     *released,
                 ],
             )

@@ -46,7 +46,8 @@ _NAMES = ", ".join((*KEYS, *COUNTERS))
 # One statement: a total is added to its day by the process that deletes it.
 _MOVE_HOURS = f"""
     WITH due AS (
-        SELECT tenant_id, hour, key_id, model, region FROM hourly_usage WHERE hour < %s ORDER BY hour LIMIT %s
+        SELECT tenant_id, hour, key_id, model, region FROM hourly_usage
+        WHERE hour < %s AND NOT (is_unreported AND %s) ORDER BY hour LIMIT %s
     ),
     moved AS (
         DELETE FROM hourly_usage AS total USING due
@@ -118,6 +119,7 @@ class PostgresLedgerUpkeep:
     owner: str
     epochs: Mapping[int, int]  # of the partitions that this process owns at the time
     retention: Retention
+    reports_usage: bool = False  # whether hourly totals stay until the home region has them
     rows: int = 0  # an estimate of the server, with what this process added
     _due: float = -math.inf  # s; time of the next look at the partitions
     _work: list[Callable[[StoreConnection], bool]] = field(default_factory=list)  # what is due, in order
@@ -147,7 +149,7 @@ class PostgresLedgerUpkeep:
         self._work += [_adding(each) for each in days_to_add(partitions, day_of(now))]
         self._work += [_dropping(each) for each in partitions if each.until <= before]
         self._work.append(_deleting(now - self.retention.max_age - SETTLEMENT_DAYS * 86_400))
-        self._work.append(_moving(now - self.retention.max_hour_age))
+        self._work.append(_moving(now - self.retention.max_hour_age, keeps_unreported=self.reports_usage))
         return True
 
     def _transact(self, work: Callable[[StoreConnection], bool]) -> bool | None:
@@ -192,9 +194,9 @@ def _deleting(before: float) -> Callable[[StoreConnection], bool]:
     return lambda connection: connection.execute(_DELETE_EXPIRED, (before, SLICE_ROWS)).rowcount < SLICE_ROWS
 
 
-def _moving(before: float) -> Callable[[StoreConnection], bool]:
+def _moving(before: float, *, keeps_unreported: bool) -> Callable[[StoreConnection], bool]:
     def move(connection: StoreConnection) -> bool:
-        row = connection.execute(_MOVE_HOURS, (before, SLICE_ROWS)).fetchone()
+        row = connection.execute(_MOVE_HOURS, (before, keeps_unreported, SLICE_ROWS)).fetchone()
         return row is None or int(row[0]) < SLICE_ROWS
 
     return move

@@ -1,8 +1,10 @@
 """Charges of a batch in the ledger and in the hourly totals, as one statement each."""
 
+from typing import NamedTuple
+
 from penstock.auth.store import rows
 from penstock.auth.store.postgres.documents import record_set, selected
-from penstock.auth.store.totals import ADDITIONS, COUNTERS, KEYS, OUTCOME_CASES, OUTCOMES, TOKENS
+from penstock.auth.store.totals import ADDITIONS, COUNTERS, KEYS, OUTCOME_CASES, OUTCOMES, TOKENS, TOTAL_KEY
 
 _INTEGERS, _TIMES = ("bigint",) * 2, ("float8",) * 2
 LEDGER_TYPES = (
@@ -28,11 +30,20 @@ _SUMS = ", ".join(f"sum({each})" for each in COUNTERS)
 _ADD_TO_TOTALS = f"""
     INSERT INTO hourly_usage ({_TOTAL_NAMES})
     SELECT hour, {", ".join(KEYS)}, {_SUMS} FROM counted GROUP BY hour, {", ".join(KEYS)}
-    ORDER BY tenant_id, hour, key_id, model, region
-    ON CONFLICT (tenant_id, hour, key_id, model, region) DO UPDATE SET {ADDITIONS}
+    ORDER BY {", ".join(TOTAL_KEY)}
+    ON CONFLICT ({", ".join(TOTAL_KEY)}) DO UPDATE SET {ADDITIONS}
+"""
+# The revision is a time, so that it also grows if the database is restored to an earlier state.
+_ADD_TO_UNREPORTED_TOTALS = f"""
+    INSERT INTO hourly_usage ({_TOTAL_NAMES}, revision, is_unreported)
+    SELECT hour, {", ".join(KEYS)}, {_SUMS}, (extract(epoch FROM statement_timestamp()) * 1e6)::bigint, true
+    FROM counted GROUP BY hour, {", ".join(KEYS)}
+    ORDER BY {", ".join(TOTAL_KEY)}
+    ON CONFLICT ({", ".join(TOTAL_KEY)}) DO UPDATE SET {ADDITIONS},
+        revision = greatest(hourly_usage.revision + 1, excluded.revision), is_unreported = true
 """
 # A row that exists was counted before.
-PUT_CHARGES = f"""
+_PUT_CHARGES = f"""
     WITH charged AS (
         INSERT INTO ledger ({_NAMES}) SELECT {selected(LEDGER_TYPES)} FROM {record_set(LEDGER_TYPES)}
         ON CONFLICT ({_KEY}) DO NOTHING
@@ -41,7 +52,6 @@ PUT_CHARGES = f"""
     counted AS (
         SELECT hour_of(settled_at) AS hour, {", ".join(KEYS)}, 1 AS requests, {", ".join(TOKENS)}, {_CASES} FROM charged
     )
-    {_ADD_TO_TOTALS}
 """
 # Counts rows that were written by other means, such as COPY: those of reservations of a range of time.
 COUNT_ROWS = f"""
@@ -54,7 +64,7 @@ COUNT_ROWS = f"""
 # A correction replaces the lost row, and moves its request from the hour in which it was lost to its own. If the row is
 # gone, its request stays counted as lost, and the correction adds its tokens. The rows are found one by one, because
 # the planner cannot know how few they are.
-CORRECT_CHARGES = f"""
+_CORRECT_CHARGES = f"""
     WITH corrected ({_NAMES}) AS MATERIALIZED (SELECT {selected(LEDGER_TYPES)} FROM {record_set(LEDGER_TYPES)}),
     former AS MATERIALIZED (
         SELECT found.* FROM corrected CROSS JOIN LATERAL (
@@ -82,5 +92,17 @@ CORRECT_CHARGES = f"""
         LEFT JOIN former USING ({_KEY})
         CROSS JOIN LATERAL (SELECT (former.reservation_id IS NOT NULL)::int AS is_here) AS found
     )
-    {_ADD_TO_TOTALS}
 """
+
+
+class ChargeStatements(NamedTuple):
+    """Statements that write charges and count them, each of many rows."""
+
+    put: str
+    correct: str
+
+
+CHARGES = ChargeStatements(f"{_PUT_CHARGES}{_ADD_TO_TOTALS}", f"{_CORRECT_CHARGES}{_ADD_TO_TOTALS}")
+UNREPORTED_CHARGES = ChargeStatements(
+    f"{_PUT_CHARGES}{_ADD_TO_UNREPORTED_TOTALS}", f"{_CORRECT_CHARGES}{_ADD_TO_UNREPORTED_TOTALS}"
+)

@@ -113,4 +113,10 @@ _ADD_DAY = """
         END
     $$;
 """
+# Only totals of a region whose usage another one has are ever marked.
+REPORTED_USAGE = """
+    ALTER TABLE hourly_usage
+        ADD COLUMN revision bigint NOT NULL DEFAULT 0, ADD COLUMN is_unreported boolean NOT NULL DEFAULT false;
+    CREATE INDEX hourly_usage_unreported ON hourly_usage (hour) WHERE is_unreported;
+"""
 LEDGER_BY_DAY = f"{_FORMER_LEDGER}{_LEDGER}{_TOTALS}{_ATTACH_FORMER}{_ADD_DAY}"

@@ -10,7 +10,15 @@ from collections.abc import Collection, Iterator
 import structlog
 
 from penstock.auth.store.postgres.charges import Statement
-from penstock.auth.store.store import Barrier, Charged, PendingChange, Release, Reserved
+from penstock.auth.store.store import (
+    Barrier,
+    Charged,
+    ConfirmTotals,
+    PendingChange,
+    PutTotals,
+    Release,
+    Reserved,
+)
 from penstock.chassis.database.postgres import StoreConnection
 from penstock.mesh.partitions import partition_of
 
@@ -111,5 +119,5 @@ class BatchOutcomes:
             if isinstance(change, Reserved):
                 reservation = change.reservation
                 self._cancelled[reservation.reservation_id] = partition_of(reservation.request.tenant_id)
-            elif not isinstance(change, Charged | Release | Barrier):
+            elif not isinstance(change, Charged | Release | Barrier | PutTotals | ConfirmTotals):
                 log.error("store_change_applied_late", change=type(change).__name__)

@@ -7,7 +7,7 @@ import secrets
 
 import psycopg
 
-from penstock.auth.store.postgres.ledger_schema import LEDGER_BY_DAY
+from penstock.auth.store.postgres.ledger_schema import LEDGER_BY_DAY, REPORTED_USAGE
 from penstock.auth.store.postgres.responses_schema import STORED_RESPONSES
 from penstock.chassis.database import postgres
 from penstock.chassis.database.statements import Row
@@ -155,6 +155,17 @@ MIGRATIONS = (
     ALTER TABLE ledger
         ADD COLUMN priority smallint NOT NULL DEFAULT 0, ADD COLUMN is_delegated boolean NOT NULL DEFAULT false;
     """,
+    """
+    CREATE TABLE region_shares (
+        tenant_id text NOT NULL, scope text NOT NULL, region text NOT NULL, rates integer NOT NULL,
+        budgets integer NOT NULL, partition smallint NOT NULL, PRIMARY KEY (tenant_id, scope, region)
+    );
+    CREATE INDEX region_shares_by_scope ON region_shares (scope);
+    """,
+    """
+    ALTER TABLE catalog ADD COLUMN home text NOT NULL DEFAULT '';
+    """,
+    REPORTED_USAGE,
 )
 
 

@@ -10,7 +10,9 @@ from penstock.auth.quota.prices import Price
 from penstock.auth.quota.reservation_table import MAX_LOST_RESERVATIONS
 from penstock.auth.quota.scope_quota import KEY_SCOPE, ScopeUse
 from penstock.auth.quota.tenant_quota import Balance
+from penstock.auth.regions.share import ShareRow
 from penstock.auth.store import rows
+from penstock.auth.store.postgres import region_totals
 from penstock.auth.store.postgres.charges import ChargeRun, Statement
 from penstock.auth.store.postgres.documents import without_nul
 from penstock.auth.store.postgres.latest_rows import latest_charges, latest_lost
@@ -21,14 +23,18 @@ from penstock.auth.store.store import (
     Barrier,
     Change,
     Charged,
+    ConfirmTotals,
     DeleteKey,
     DeletePrice,
     DeleteRoute,
     DeleteTenant,
+    PutHome,
     PutKey,
     PutPrice,
     PutRoute,
+    PutShare,
     PutTenant,
+    PutTotals,
     Release,
     Reserved,
     StoredState,
@@ -71,22 +77,28 @@ _SELECT_USES = """
 """
 _OF_PARTITIONS = "WHERE partition = ANY(%s::smallint[])"
 _SELECT_SCOPE_USES = f"SELECT {rows.SCOPE_USE_COLUMNS} FROM scope_uses {_OF_PARTITIONS}"
+_SELECT_SHARES = f"SELECT {rows.SHARE_COLUMNS} FROM region_shares {_OF_PARTITIONS}"
 _SELECT_RESERVATIONS = f"SELECT {rows.PRICED_RESERVATION_COLUMNS} FROM reservations {_OF_PARTITIONS}"
 _SELECT_GRANT_USES = f"SELECT {rows.GRANT_USE_COLUMNS} FROM grant_uses {_OF_PARTITIONS} ORDER BY forget_at"
 _CHANGE_CATALOG = "UPDATE catalog SET version = version + 1"
 
 
-def statements(changes: Iterable[Change]) -> Iterator[Statement]:
-    """Return the statements that write these changes in order."""
+def statements(changes: Iterable[Change], *, reports_usage: bool = False) -> Iterator[Statement]:
+    """Return the statements that write these changes in order; totals in any order, as they have revisions.
+
+    With `reports_usage`, the totals that a charge changes are marked as not reported.
+    """
     run, is_catalog_changed = ChargeRun(), False
     for change in changes:
-        if isinstance(change, Reserved | Charged):
+        if isinstance(change, Reserved | Charged | PutShare):
             run.add(change)
+        elif isinstance(change, PutTotals | ConfirmTotals):
+            yield from region_totals.statements(change)
         elif not isinstance(change, Barrier | Release):
-            yield from run.statements()
+            yield from run.statements(reports_usage=reports_usage)
             run, is_catalog_changed = ChargeRun(), True
             yield from _administration(change)
-    yield from run.statements()
+    yield from run.statements(reports_usage=reports_usage)
     if is_catalog_changed:
         yield _CHANGE_CATALOG, ()
 
@@ -100,6 +112,7 @@ def _administration(change: Administration) -> Iterator[Statement]:
         case DeleteKey(key_id):
             yield "DELETE FROM keys WHERE key_id = %s", (key_id,)
             yield "DELETE FROM scope_uses WHERE scope = %s", (f"{KEY_SCOPE}{key_id}",)
+            yield "DELETE FROM region_shares WHERE scope = %s", (f"{KEY_SCOPE}{key_id}",)
         case PutPrice(price):
             yield _PUT_PRICE, _values(price)
         case DeletePrice(model):
@@ -108,11 +121,14 @@ def _administration(change: Administration) -> Iterator[Statement]:
             yield _PUT_ROUTE, _values(route_row(route))
         case DeleteRoute(name, tenant_id):
             yield "DELETE FROM routes WHERE name = %s AND tenant_id = %s", _values((name, tenant_id))
+        case PutHome(home):
+            yield "UPDATE catalog SET home = %s", (home,)
         case DeleteTenant(tenant_id, deleted_at):
             yield _DELETE_TENANT, (deleted_at, tenant_id)
             yield "DELETE FROM keys WHERE tenant_id = %s", (tenant_id,)
             yield "DELETE FROM balances WHERE tenant_id = %s", (tenant_id,)
             yield "DELETE FROM scope_uses WHERE tenant_id = %s", (tenant_id,)
+            yield "DELETE FROM region_shares WHERE tenant_id = %s", (tenant_id,)
             yield "DELETE FROM routes WHERE tenant_id = %s", (tenant_id,)
 
 
@@ -135,8 +151,10 @@ def read(connection: "psycopg.Connection[Row]", partitions: Collection[int]) -> 
         secrets = connection.execute("SELECT name, secret FROM secrets")
         balances = connection.execute(f"SELECT {rows.BALANCE_COLUMNS} FROM balances {_OF_PARTITIONS}", of_partitions)
         scope_uses = connection.execute(_SELECT_SCOPE_USES, of_partitions)
+        shares = connection.execute(_SELECT_SHARES, of_partitions)
         reservations = connection.execute(_SELECT_RESERVATIONS, of_partitions)
         uses = connection.execute(_SELECT_GRANT_USES, of_partitions)
+        homes = connection.execute("SELECT home FROM catalog")
     return StoredState(
         tenants=[rows.tenant_of(row) for row in tenants],
         balances={row[0]: Balance(*row) for row in balances},
@@ -149,6 +167,8 @@ def read(connection: "psycopg.Connection[Row]", partitions: Collection[int]) -> 
         scope_uses=[ScopeUse(*row) for row in scope_uses],
         prices=[Price(*row) for row in prices],
         routes=[route_of(row) for row in routes],
+        home="".join(row[0] for row in homes),
+        shares=[ShareRow(*row) for row in shares],
     )
 
 

@@ -15,11 +15,15 @@ from penstock.chassis.database.sqlite import explained_errors
 
 @dataclass(eq=False)
 class SqliteBackend:
-    """A file. With `fsync`, a commit also survives the loss of power."""
+    """A file. With `fsync`, a commit also survives the loss of power.
+
+    With `reports_usage`, hourly totals are kept for the home region until they are reported.
+    """
 
     path: str
     retention: Retention
     fsync: bool = field(default=False, kw_only=True)
+    reports_usage: bool = field(default=False, kw_only=True)
     probe_due: float = field(default=math.inf, init=False)  # no other process can take the file over
     epochs: None = field(default=None, init=False)
 
@@ -31,7 +35,7 @@ class SqliteBackend:
         with explained_errors(self.path):
             self._connection = connect(self.path, fsync=self.fsync)
             state = sql.read(self._connection)
-        self.roll_up = LedgerRollUp(SqliteLedger(self._connection), self.retention)
+        self.roll_up = LedgerRollUp(SqliteLedger(self._connection, self.reports_usage), self.retention)
         return state
 
     def notify_events(self, on_event: OnEvent) -> None:
@@ -50,7 +54,7 @@ class SqliteBackend:
         self._on_event(HandedOver())
 
     def commit(self, batch: list[PendingChange]) -> sqlite3.Error | None:
-        error = commit(self._connection, batch)
+        error = commit(self._connection, batch, reports_usage=self.reports_usage)
         if error is None:
             self.roll_up.count(batch)
         return error

@@ -60,12 +60,14 @@ def connect_reader(path: str) -> sqlite3.Connection:
     return connection
 
 
-def commit(connection: sqlite3.Connection, batch: list[PendingChange]) -> sqlite3.Error | None:
+def commit(
+    connection: sqlite3.Connection, batch: list[PendingChange], *, reports_usage: bool = False
+) -> sqlite3.Error | None:
     """Write all changes of a batch in one transaction, or none. Return the error; None on success."""
     try:
         connection.execute("BEGIN IMMEDIATE")
         for change, _ in batch:
-            sql.apply(connection, change)
+            sql.apply(connection, change, reports_usage=reports_usage)
         if not batch:
             sql.probe(connection)
         connection.execute("COMMIT")

@@ -4,12 +4,13 @@ import sqlite3
 
 from penstock.auth.quota.reservation import Charge
 from penstock.auth.store import rows
+from penstock.auth.store.store import ConfirmTotals, PutTotals
 from penstock.auth.store.totals import (
     ADDITIONS,
     COUNTERS,
     DAILY_ADDITIONS,
     KEYS,
-    Counters,
+    REPLACEMENTS,
     counters_of,
     hour_of,
     late_counters_of,
@@ -65,6 +66,13 @@ HOURLY_USAGE = f"""
         GROUP BY day, tenant_id, key_id, model;
 """
 
+# A script of the schema, as above. Only totals of a region whose usage another one has are ever marked.
+REPORTED_USAGE = """
+    ALTER TABLE hourly_usage ADD COLUMN revision INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE hourly_usage ADD COLUMN is_unreported INTEGER NOT NULL DEFAULT 0;
+    CREATE INDEX hourly_usage_unreported ON hourly_usage (hour) WHERE is_unreported;
+"""
+
 _INSERT_CHARGE = f"""
     INSERT INTO ledger ({rows.LEDGER_COLUMNS})
     VALUES ({", ".join("?" * len(rows.LEDGER_COLUMNS.split(",")))}) ON CONFLICT DO NOTHING
@@ -78,44 +86,77 @@ _ADD = f"""
     INSERT INTO hourly_usage (hour, {_NAMES}) VALUES ({", ".join("?" * (1 + len(KEYS) + len(COUNTERS)))})
     ON CONFLICT DO UPDATE SET {ADDITIONS}
 """
-_DUE_HOURS = f"SELECT hour, {_NAMES} FROM hourly_usage WHERE hour < ? ORDER BY hour LIMIT ?"
+_ADD_UNREPORTED = f"""
+    INSERT INTO hourly_usage (hour, {_NAMES}, revision, is_unreported)
+    VALUES ({", ".join("?" * (2 + len(KEYS) + len(COUNTERS)))}, 1)
+    ON CONFLICT DO UPDATE SET {ADDITIONS}, revision = max(hourly_usage.revision + 1, excluded.revision),
+        is_unreported = 1
+"""
+_DUE_HOURS = f"""
+    SELECT hour, {_NAMES} FROM hourly_usage WHERE hour < ? AND NOT (is_unreported AND ?) ORDER BY hour LIMIT ?
+"""
 _ADD_TO_DAY = f"""
     INSERT INTO daily_usage (day, {_NAMES}) VALUES (date(?, 'unixepoch'){", ?" * (len(KEYS) + len(COUNTERS))})
     ON CONFLICT DO UPDATE SET {DAILY_ADDITIONS}
 """
-_DELETE_HOUR = """
-    DELETE FROM hourly_usage WHERE hour = ? AND tenant_id = ? AND key_id = ? AND model = ? AND region = ?
+_OF_KEY = "hour = ? AND tenant_id = ? AND key_id = ? AND model = ? AND region = ?"
+_DELETE_HOUR = f"DELETE FROM hourly_usage WHERE {_OF_KEY}"
+_PUT_TOTAL = f"""
+    INSERT INTO hourly_usage (hour, {_NAMES}, revision) VALUES ({", ".join("?" * (2 + len(KEYS) + len(COUNTERS)))})
+    ON CONFLICT DO UPDATE SET {REPLACEMENTS} WHERE excluded.revision > hourly_usage.revision
 """
+_REPLACE_TOTAL = f"""
+    UPDATE hourly_usage SET {", ".join(f"{each} = ?" for each in (*COUNTERS, "revision"))}
+    WHERE {_OF_KEY} AND revision < ?
+"""
+_CONFIRM_TOTAL = f"UPDATE hourly_usage SET is_unreported = 0 WHERE {_OF_KEY} AND revision = ?"
 
 
-def put_charge(connection: sqlite3.Connection, charge: Charge) -> None:
+def put_charge(connection: sqlite3.Connection, charge: Charge, *, is_reported: bool = False) -> None:
     """Add a row to the ledger and count it. A correction replaces the lost row, and moves its request to its own hour.
 
-    The correction of a row that is gone adds its tokens, because the request is counted as lost.
+    The correction of a row that is gone adds its tokens, because the request is counted as lost. If usage `is_reported`
+    to another region, the changed totals are marked.
     """
+    revision = (int(charge.settled_at * 1e6),) if is_reported else ()
+    add = _ADD_UNREPORTED if is_reported else _ADD
     if charge.is_correction:
         key = (charge.reservation.reservation_id,)
         former = connection.execute(_FORMER, key).fetchone()
         if former is None:
-            _count(connection, charge, late_counters_of(charge))
+            connection.execute(add, (*_key_of(charge), *late_counters_of(charge), *revision))
             return
         connection.execute(_DELETE_CHARGE, key)
         settled_at, *names = former[:5]
         tokens = (-each for each in former[5:])
-        connection.execute(_ADD, (hour_of(settled_at), *names, -1, *tokens, 0, 0, 0, 0, -1))
+        connection.execute(add, (hour_of(settled_at), *names, -1, *tokens, 0, 0, 0, 0, -1, *revision))
     if connection.execute(_INSERT_CHARGE, rows.charge_row(charge)).rowcount:
-        _count(connection, charge, counters_of(charge))
+        connection.execute(add, (*_key_of(charge), *counters_of(charge), *revision))
 
 
-def _count(connection: sqlite3.Connection, charge: Charge, counters: Counters) -> None:
+def _key_of(charge: Charge) -> rows.Row:
     request = charge.reservation.request
-    names = (request.tenant_id, request.key_id, request.model, charge.region)
-    connection.execute(_ADD, (hour_of(charge.settled_at), *names, *counters))
+    return (hour_of(charge.settled_at), request.tenant_id, request.key_id, request.model, charge.region)
 
 
-def move_hours(connection: sqlite3.Connection, before: float, count: int) -> int:
+def put_totals(connection: sqlite3.Connection, change: PutTotals) -> None:
+    for each in change.totals:
+        key = (each.hour, each.tenant_id, each.key_id, each.model, change.region)
+        if each.hour >= change.insert_from:
+            connection.execute(_PUT_TOTAL, (*key, *each.counters, each.revision))
+        else:
+            connection.execute(_REPLACE_TOTAL, (*each.counters, each.revision, *key, each.revision))
+
+
+def confirm_totals(connection: sqlite3.Connection, change: ConfirmTotals) -> None:
+    for each in change.totals:
+        key = (each.hour, each.tenant_id, each.key_id, each.model, change.region)
+        connection.execute(_CONFIRM_TOTAL, (*key, each.revision))
+
+
+def move_hours(connection: sqlite3.Connection, before: float, count: int, *, keeps_unreported: bool = False) -> int:
     """Move the totals of the first `count` hours before a time to totals of their day. Return their number."""
-    due = connection.execute(_DUE_HOURS, (before, count)).fetchall()
+    due = connection.execute(_DUE_HOURS, (before, keeps_unreported, count)).fetchall()
     connection.executemany(_ADD_TO_DAY, due)
     connection.executemany(_DELETE_HOUR, [each[:5] for each in due])
     return len(due)

@@ -47,6 +47,7 @@ class SqliteLedger:
     """The ledger of an open file."""
 
     connection: sqlite3.Connection
+    reports_usage: bool = False  # whether hourly totals stay until the home region has them
 
     def count_rows(self) -> int:
         count: int = self.connection.execute("SELECT count(*) FROM ledger").fetchone()[0]
@@ -72,4 +73,4 @@ class SqliteLedger:
         return rows.delete(self.connection, before, rows.last_of_slice(self.connection, before, count))
 
     def move_hours(self, *, before: float, count: int) -> int:
-        return move_hours(self.connection, before, count)
+        return move_hours(self.connection, before, count, keeps_unreported=self.reports_usage)

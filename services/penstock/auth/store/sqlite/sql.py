@@ -11,21 +11,32 @@ from penstock.auth.quota.prices import Price
 from penstock.auth.quota.reservation_table import MAX_LOST_RESERVATIONS
 from penstock.auth.quota.scope_quota import KEY_SCOPE, ScopeUse
 from penstock.auth.quota.tenant_quota import Balance
+from penstock.auth.regions.share import ShareRow
 from penstock.auth.store import rows
 from penstock.auth.store.routes import route_of, route_row
-from penstock.auth.store.sqlite.hourly_usage import HOURLY_USAGE, put_charge
+from penstock.auth.store.sqlite.hourly_usage import (
+    HOURLY_USAGE,
+    REPORTED_USAGE,
+    confirm_totals,
+    put_charge,
+    put_totals,
+)
 from penstock.auth.store.store import (
     Barrier,
     Change,
     Charged,
+    ConfirmTotals,
     DeleteKey,
     DeletePrice,
     DeleteRoute,
     DeleteTenant,
+    PutHome,
     PutKey,
     PutPrice,
     PutRoute,
+    PutShare,
     PutTenant,
+    PutTotals,
     Release,
     Reserved,
     StoredState,
@@ -131,6 +142,17 @@ MIGRATIONS = (
     ALTER TABLE ledger ADD COLUMN priority INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE ledger ADD COLUMN is_delegated INTEGER NOT NULL DEFAULT 0;
     """,
+    """
+    CREATE TABLE region_shares (
+        tenant_id TEXT NOT NULL, scope TEXT NOT NULL, region TEXT NOT NULL, rates INTEGER NOT NULL,
+        budgets INTEGER NOT NULL, PRIMARY KEY (tenant_id, scope, region)
+    ) STRICT, WITHOUT ROWID;
+    """,
+    """
+    CREATE TABLE home (name TEXT NOT NULL) STRICT;
+    INSERT INTO home VALUES ('');
+    """,
+    REPORTED_USAGE,
 )
 
 
@@ -145,6 +167,7 @@ _PUT_SCOPE_USE = (
 )
 _PUT_PRICE = "INSERT OR REPLACE INTO prices VALUES (?, ?, ?, ?)"
 _PUT_ROUTE = "INSERT OR REPLACE INTO routes VALUES (?, ?, ?, ?, ?)"
+_PUT_SHARE = "INSERT OR REPLACE INTO region_shares VALUES (?, ?, ?, ?, ?)"
 _PUT_BALANCE = "INSERT OR REPLACE INTO balances VALUES (?, ?, ?, ?, ?, ?)"
 _INSERT_RESERVATION = f"""
     INSERT INTO reservations ({rows.PRICED_RESERVATION_COLUMNS})
@@ -162,7 +185,8 @@ _SELECT_LATEST = f"""
 """  # noqa: S608  # as above
 
 
-def apply(connection: sqlite3.Connection, change: Change) -> None:
+def apply(connection: sqlite3.Connection, change: Change, *, reports_usage: bool = False) -> None:
+    """Write a change. With `reports_usage`, the totals that a charge changes are marked as not reported."""
     match change:
         case PutTenant(tenant):
             connection.execute(_PUT_TENANT, rows.tenant_row(tenant))
@@ -171,11 +195,13 @@ def apply(connection: sqlite3.Connection, change: Change) -> None:
         case DeleteKey(key_id):
             connection.execute("DELETE FROM keys WHERE key_id = ?", (key_id,))
             connection.execute("DELETE FROM scope_uses WHERE scope = ?", (f"{KEY_SCOPE}{key_id}",))
+            connection.execute("DELETE FROM region_shares WHERE scope = ?", (f"{KEY_SCOPE}{key_id}",))
         case DeleteTenant(tenant_id, deleted_at):
             connection.execute(_DELETE_TENANT, (deleted_at, tenant_id))
             connection.execute("DELETE FROM keys WHERE tenant_id = ?", (tenant_id,))
             connection.execute("DELETE FROM balances WHERE tenant_id = ?", (tenant_id,))
             connection.execute("DELETE FROM scope_uses WHERE tenant_id = ?", (tenant_id,))
+            connection.execute("DELETE FROM region_shares WHERE tenant_id = ?", (tenant_id,))
             connection.execute("DELETE FROM routes WHERE tenant_id = ?", (tenant_id,))
         case PutPrice(price):
             connection.execute(_PUT_PRICE, price)
@@ -185,6 +211,8 @@ def apply(connection: sqlite3.Connection, change: Change) -> None:
             connection.execute(_PUT_ROUTE, route_row(route))
         case DeleteRoute(name, tenant_id):
             connection.execute("DELETE FROM routes WHERE name = ? AND tenant_id = ?", (name, tenant_id))
+        case PutHome(home):
+            connection.execute("UPDATE home SET name = ?", (home,))
         case Reserved(reservation, balance, grant_use, scope_uses):
             connection.execute(_INSERT_RESERVATION, rows.reservation_row(reservation))
             connection.execute(_PUT_BALANCE, balance)
@@ -192,10 +220,18 @@ def apply(connection: sqlite3.Connection, change: Change) -> None:
             _put_scope_uses(connection, scope_uses)
         case Charged(charge, balance, grant_use, scope_uses):
             connection.execute(_DELETE_RESERVATION, (charge.reservation.reservation_id,))
-            put_charge(connection, charge)
+            put_charge(connection, charge, is_reported=reports_usage)
             connection.execute(_PUT_BALANCE, balance)
             _put_grant_use(connection, grant_use, charge.settled_at)
             _put_scope_uses(connection, scope_uses)
+        case PutShare(row, balance, scope_uses):
+            connection.execute(_PUT_SHARE, row)
+            connection.execute(_PUT_BALANCE, balance)
+            _put_scope_uses(connection, scope_uses)
+        case PutTotals():
+            put_totals(connection, change)
+        case ConfirmTotals():
+            confirm_totals(connection, change)
         case Barrier() | Release():
             pass
 
@@ -230,4 +266,6 @@ def read(connection: sqlite3.Connection) -> StoredState:
         scope_uses=[ScopeUse(*row) for row in connection.execute(_SELECT_SCOPE_USES)],
         prices=[Price(*row) for row in connection.execute("SELECT * FROM prices")],
         routes=[route_of(row) for row in connection.execute("SELECT * FROM routes")],
+        home=connection.execute("SELECT name FROM home").fetchone()[0],
+        shares=[ShareRow(*row) for row in connection.execute("SELECT * FROM region_shares")],
     )

@@ -27,7 +27,7 @@ DOOR_METHODS = (
 INNER_METHODS = {
     PortKind.AUTH: (
         *("/penstock.mesh.v1.AdmissionService/Admit", "/penstock.mesh.v1.ResponseStoreService/Keep"),
-        "/penstock.v1.Admin/CreateKey",
+        *("/penstock.mesh.v1.RegionQuotaService/Follow", "/penstock.v1.Admin/CreateKey"),
     ),
     PortKind.QUEUE: ("/penstock.mesh.v1.QueueService/Submit", "/penstock.mesh.v1.QueueService/Dispatch"),
     PortKind.SCHEDULER: ("/penstock.mesh.v1.SchedulerService/Attach",),

@@ -9,6 +9,7 @@ from penstock.mesh.v1.admission_pb2 import AdmitRequest, AdmitResponse
 from penstock.mesh.v1.batch_pb2 import RunRequest, RunResponse
 from penstock.mesh.v1.queue_pb2 import DispatchRequest, DispatchResponse, SubmitRequest, SubmitResponse
 from penstock.mesh.v1.region_pb2 import RegionServiceRunRequest, RegionServiceRunResponse
+from penstock.mesh.v1.region_quota_pb2 import FollowRequest, FollowResponse
 from penstock.mesh.v1.responses_pb2 import KeepRequest, KeepResponse
 from penstock.mesh.v1.scheduler_pb2 import AttachRequest, AttachResponse
 from penstock.mesh.v1.worker_pb2 import ExecuteRequest, ExecuteResponse
@@ -58,6 +59,7 @@ TIER_STREAMS = (
     TierStream(
         f"{MESH}RegionService/Run", "edge", PortKind.PROXY_GRPC, RegionServiceRunRequest, RegionServiceRunResponse
     ),
+    TierStream(f"{MESH}RegionQuotaService/Follow", "auth", PortKind.AUTH, FollowRequest, FollowResponse),
 )
 ADMIT = TIER_STREAMS[0]
 SUBMIT = TIER_STREAMS[1]

@@ -10,7 +10,7 @@ from envoy_data_plane.envoy.type.matcher import v3 as matcher
 from penstock.mesh import regions_header
 from penstock.routing.regions.traffic_plan import Order, TrafficPlan
 from penstock.routing.resources.local_replies import PATH_UNKNOWN, REGION_NOT_ALLOWED, UNSERVED_HEADER, reply
-from penstock.routing.resources.region_clusters import cluster_of
+from penstock.routing.resources.regions.region_clusters import cluster_of
 from penstock.routing.resources.route_actions import REGION_RETRIES, route_to
 
 # By a prefix of the public API, the paths below it whose answers are stored in one region: calls to them stay.

@@ -1,7 +1,8 @@
-"""The region door: the listener of a proxy for proxies and edges of other regions. It leads to own edges alone.
+"""The region door: the listener of a proxy for proxies, edges and auth of other regions.
 
-A proxy of another region sends calls of clients, and an edge of another region sends requests of its own queue. Neither
-may send what the other one may, and no route leads to a third region, so that no call can circle.
+A proxy of another region sends calls of clients, an edge sends requests of its own queue, and auth follows the tenants
+and limits of this region. None may send what another one may. The first two lead to own edges, the last to own auth,
+and no route leads to a third region, so that no call can circle.
 """
 
 from collections.abc import Iterator
@@ -20,13 +21,20 @@ from penstock.routing.resources.route_actions import route_to
 from penstock.routing.resources.routes import HEALTH_PATH, prefix_match
 from penstock.routing.resources.transport_sockets import identities
 
-PROXY_TIER, EDGE_TIER = "envoy", "edge"
+PROXY_TIER, EDGE_TIER, AUTH_TIER = "envoy", "edge", "auth"
+PEER_TIERS = (PROXY_TIER, EDGE_TIER, AUTH_TIER)
 GUEST_PREFIX = "/penstock.mesh.v1.RegionService/"
+QUOTA_PREFIX = "/penstock.mesh.v1.RegionQuotaService/"
 _KEPT_HEADER = "penstock-kept-regions"  # while reserved headers are removed
 
 
-def first_routes(guest_cluster: str, *, is_drained: bool) -> Iterator[route.Route]:
-    """Yield the routes of requests of edges to `guest_cluster`. A drained region accepts none and is not healthy."""
+def first_routes(guest_cluster: str, quota_cluster: str = "", *, is_drained: bool) -> Iterator[route.Route]:
+    """Yield the routes of requests of edges to `guest_cluster`, and of streams of auth to `quota_cluster`, if any.
+
+    A drained region accepts no requests and is not healthy. Auth of other regions still follows it.
+    """
+    if quota_cluster:
+        yield route.Route(name="quota", match=prefix_match(QUOTA_PREFIX, grpc=True), route=route_to(quota_cluster))
     guests = prefix_match(GUEST_PREFIX, grpc=True)
     if not is_drained:
         yield route.Route(name="guests", match=guests, route=route_to(guest_cluster))
@@ -36,18 +44,19 @@ def first_routes(guest_cluster: str, *, is_drained: bool) -> Iterator[route.Rout
 
 
 def peers_filter(trust_domain: str) -> hcm.HttpFilter:
-    """Let edges call the service of guests and nothing else, and proxies all else."""
-    guests = rbac.Permission(
-        url_path=matcher.PathMatcher(path=matcher.StringMatcher(prefix=GUEST_PREFIX)),
-    )
+    """Let edges call the service of guests and auth that of shared limits, each nothing else, and proxies all else."""
+    guests, quota = _below(GUEST_PREFIX), _below(QUOTA_PREFIX)
+    neither = rbac.Permission(not_rule=rbac.Permission(or_rules=rbac.PermissionSet(rules=[guests, quota])))
     policies = {
-        EDGE_TIER: rbac.Policy(permissions=[guests], principals=[_principal(trust_domain, EDGE_TIER)]),
-        PROXY_TIER: rbac.Policy(
-            permissions=[rbac.Permission(not_rule=guests)], principals=[_principal(trust_domain, PROXY_TIER)]
-        ),
+        tier: rbac.Policy(permissions=[permission], principals=[_principal(trust_domain, tier)])
+        for tier, permission in ((EDGE_TIER, guests), (AUTH_TIER, quota), (PROXY_TIER, neither))
     }
     config = rbac_filter.Rbac(rules=rbac.Rbac(action=rbac.RbacAction.ALLOW, policies=policies))
     return hcm.HttpFilter(name="envoy.filters.http.rbac", typed_config=pack_any(config))
+
+
+def _below(prefix: str) -> rbac.Permission:
+    return rbac.Permission(url_path=matcher.PathMatcher(path=matcher.StringMatcher(prefix=prefix)))
 
 
 def _principal(trust_domain: str, tier: str) -> rbac.Principal:

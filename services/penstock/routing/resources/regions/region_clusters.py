@@ -1,4 +1,4 @@
-"""Clusters of other regions: the region door of each, and orders in which regions are tried for a call."""
+"""Clusters of regions: the region door of each other one, orders in which regions are tried, and auth for others."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,11 +9,13 @@ from envoy_data_plane.envoy.config.endpoint import v3 as endpoint
 from envoy_data_plane.envoy.extensions.clusters.aggregate import v3 as aggregate
 from envoy_data_plane.envoy.type import v3 as units
 
+from penstock.routing.edges.edge_spec import Address
 from penstock.routing.regions.region_spec import Region
 from penstock.routing.regions.traffic_plan import Order
 from penstock.routing.resources.clusters import (
     CONNECT_TIMEOUT,
     HTTP_OPTIONS,
+    grpc_health_check,
     http2_upstream,
     http_health_check,
     local_origin_outliers,
@@ -90,3 +92,31 @@ def failover_cluster(name: str, members: Sequence[str]) -> Resource:
         body=bytes(message),
         references=frozenset((ResourceType.CLUSTER, each) for each in members),
     )
+
+
+def quota_cluster(
+    name: str, addresses: Sequence[Address], *, keepalive_interval: timedelta, secrets: str = ""
+) -> Resource:
+    """HTTP/2 to the gRPC server of each auth, for auth of other regions.
+
+    An auth of another region opens streams until it reaches each replica; round robin needs the fewest of them.
+    """
+    hosts = [endpoint.LbEndpoint(endpoint=endpoint.Endpoint(address=socket_address(each))) for each in addresses]
+    message = cluster.Cluster(
+        name=name,
+        type=cluster.ClusterDiscoveryType.STRICT_DNS,
+        load_assignment=endpoint.ClusterLoadAssignment(
+            cluster_name=name,
+            endpoints=[endpoint.LocalityLbEndpoints(lb_endpoints=hosts)],
+            policy=ONE_HOST_SUFFICES,
+        ),
+        connect_timeout=CONNECT_TIMEOUT,
+        lb_policy=cluster.ClusterLbPolicy.ROUND_ROBIN,
+        health_checks=[grpc_health_check()],
+        circuit_breakers=stream_limits(),
+        outlier_detection=local_origin_outliers(),
+        common_lb_config=only_healthy_hosts(),
+        typed_extension_protocol_options={HTTP_OPTIONS: pack_any(upstream_options(http2_upstream(keepalive_interval)))},
+        transport_socket=mutual_tls(secrets, "auth", alpn="h2") if secrets else None,
+    )
+    return Resource(type=ResourceType.CLUSTER, name=name, body=bytes(message))

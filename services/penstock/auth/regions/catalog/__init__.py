@@ -1,0 +1,1 @@
+"""The catalog of tenants, keys, prices and routes, which the home region sends to regions that follow it."""

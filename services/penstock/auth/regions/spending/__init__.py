@@ -1,0 +1,1 @@
+"""A spending region: follows its home region, and reports demand and usage to it."""
