@@ -17,7 +17,16 @@ from penstock.chassis.security.permissions import PERMISSIONS
 from penstock.local_mesh.certificates import rotate_certificates
 from penstock.local_mesh.operator_channels import process_channel
 from penstock.local_mesh.paths import CERTIFICATES_FOLDER
-from penstock.mesh.v1 import admission_pb2, batch_pb2, queue_pb2, region_pb2, responses_pb2, scheduler_pb2, worker_pb2
+from penstock.mesh.v1 import (
+    admission_pb2,
+    batch_pb2,
+    queue_pb2,
+    region_pb2,
+    responses_pb2,
+    routing_pb2,
+    scheduler_pb2,
+    worker_pb2,
+)
 from penstock.v1.stream_pb2 import Hello
 
 TIERS_OF_SERVICES = {
@@ -29,6 +38,7 @@ TIERS_OF_SERVICES = {
     "penstock.mesh.v1.BatchService": ("batch",),
     "penstock.mesh.v1.LineService": ("edge",),
     "penstock.mesh.v1.RegionService": ("edge",),
+    "penstock.mesh.v1.RoutingService": ("routing",),
     "penstock.v1.Batches": ("edge",),
     "penstock.v1.Inference": ("edge",),
     "envoy.service.discovery.v3.AggregatedDiscoveryService": ("routing",),
@@ -44,6 +54,7 @@ FIRST_FRAMES = {
     "penstock.mesh.v1.ResponseStoreService/Keep": responses_pb2.KeepRequest,
     "penstock.mesh.v1.LineService/Run": batch_pb2.RunRequest,
     "penstock.mesh.v1.RegionService/Run": region_pb2.RegionServiceRunRequest,
+    "penstock.mesh.v1.RoutingService/WatchRegion": routing_pb2.WatchRegionRequest,
     "penstock.mesh.v1.QueueService/Submit": queue_pb2.SubmitRequest,
     "penstock.mesh.v1.QueueService/Dispatch": queue_pb2.DispatchRequest,
     "penstock.mesh.v1.SchedulerService/Attach": scheduler_pb2.AttachRequest,

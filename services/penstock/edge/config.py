@@ -55,6 +55,11 @@ class EdgeConfig(ServiceConfig):
     batches: tuple[str, ...] = setting(
         (), "Processes of the tier `batch`: host:port or dns:///name:port. Empty: no batches."
     )
+    routings: tuple[str, ...] = setting(
+        (),
+        "Routing processes: host:port or dns:///name:port. They report a drain of the own region. Empty: the edge does "
+        "not learn of it.",
+    )
     queues: tuple[str, ...] = setting(
         ("127.0.0.1:7003",), "Queue shards: host:port or dns:///name:port. Every edge must have the same list."
     )

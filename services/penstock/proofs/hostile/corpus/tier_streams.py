@@ -10,6 +10,7 @@ from penstock.mesh.v1.batch_pb2 import RunRequest, RunResponse
 from penstock.mesh.v1.queue_pb2 import DispatchRequest, DispatchResponse, SubmitRequest, SubmitResponse
 from penstock.mesh.v1.region_pb2 import RegionServiceRunRequest, RegionServiceRunResponse
 from penstock.mesh.v1.responses_pb2 import KeepRequest, KeepResponse
+from penstock.mesh.v1.routing_pb2 import WatchRegionRequest, WatchRegionResponse
 from penstock.mesh.v1.scheduler_pb2 import AttachRequest, AttachResponse
 from penstock.mesh.v1.worker_pb2 import ExecuteRequest, ExecuteResponse
 from penstock.proofs.hostile.ports import PortKind
@@ -58,6 +59,7 @@ TIER_STREAMS = (
     TierStream(
         f"{MESH}RegionService/Run", "edge", PortKind.PROXY_GRPC, RegionServiceRunRequest, RegionServiceRunResponse
     ),
+    TierStream(f"{MESH}RoutingService/WatchRegion", "edge", PortKind.ROUTING, WatchRegionRequest, WatchRegionResponse),
 )
 ADMIT = TIER_STREAMS[0]
 SUBMIT = TIER_STREAMS[1]
