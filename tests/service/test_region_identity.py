@@ -8,6 +8,7 @@ from mesh_identities import Identities, Rpc
 from penstock.chassis.channels import channel
 from penstock.chassis.server.server import serving
 from penstock.chassis.streams.protocol import hello_of
+from penstock.edge.regions.drain import RegionDrain
 from penstock.edge.regions.guests import GuestService
 from penstock.mesh.v1.region_pb2 import RegionServiceRunRequest
 from penstock.mesh.v1.region_pb2_grpc import add_RegionServiceServicer_to_server
@@ -22,7 +23,7 @@ def hello(tier, instance_id):
 
 @asynccontextmanager
 async def doors(identities):
-    guests = GuestService(None, None, None, hello_of("edge", "edge-1"), max_guests=1)
+    guests = GuestService(None, None, None, hello_of("edge", "edge-1"), max_guests=1, drain=RegionDrain(lambda: 0.0))
     registration = (add_RegionServiceServicer_to_server, guests)
     options = {"security": identities.security("edge"), "is_door": True, "drain_grace": 0.1}
     async with serving("127.0.0.1:0", [registration], proxy_listen="127.0.0.1:0", **options) as server:

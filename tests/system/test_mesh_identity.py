@@ -24,6 +24,7 @@ from penstock.mesh.v1 import (
     region_pb2,
     region_quota_pb2,
     responses_pb2,
+    routing_pb2,
     scheduler_pb2,
     worker_pb2,
 )
@@ -39,6 +40,7 @@ TIERS_OF_SERVICES = {
     "penstock.mesh.v1.LineService": ("edge",),
     "penstock.mesh.v1.RegionService": ("edge",),
     "penstock.mesh.v1.RegionQuotaService": ("auth",),
+    "penstock.mesh.v1.RoutingService": ("routing",),
     "penstock.v1.Batches": ("edge",),
     "penstock.v1.Inference": ("edge",),
     "envoy.service.discovery.v3.AggregatedDiscoveryService": ("routing",),
@@ -55,6 +57,7 @@ FIRST_FRAMES = {
     "penstock.mesh.v1.LineService/Run": batch_pb2.RunRequest,
     "penstock.mesh.v1.RegionService/Run": region_pb2.RegionServiceRunRequest,
     "penstock.mesh.v1.RegionQuotaService/Follow": region_quota_pb2.FollowRequest,
+    "penstock.mesh.v1.RoutingService/WatchRegion": routing_pb2.WatchRegionRequest,
     "penstock.mesh.v1.QueueService/Submit": queue_pb2.SubmitRequest,
     "penstock.mesh.v1.QueueService/Dispatch": queue_pb2.DispatchRequest,
     "penstock.mesh.v1.SchedulerService/Attach": scheduler_pb2.AttachRequest,

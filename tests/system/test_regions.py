@@ -4,10 +4,12 @@ import asyncio
 import json
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 
 from mesh import TIMEOUT_S, sum_figure
 from penstock.chassis.errors import PenstockError
 from penstock.client import Client
+from penstock.client.retries import RetryPolicy
 from penstock.local_mesh.plan import REGION_DOOR_PORT, MeshOptions, local_address
 from penstock.local_mesh.regions import local_regions
 
@@ -20,6 +22,7 @@ SETTINGS = (
     "PENSTOCK_QUEUE_TTFT_INTERACTIVE=0",  # no request is rejected for load
     "PENSTOCK_QUEUE_TTFT_STANDARD=0",
 )
+ONCE = RetryPolicy(max_attempts=1)
 OPTIONS = {"max_output_tokens": OUTPUT_TOKENS, "seed": 7, "ignore_eos": True}
 
 
@@ -96,7 +99,61 @@ async def test_what_the_queue_of_a_region_rejects_is_answered_by_another_one(tin
         assert await sum_figure(us, "auth", "reservations") == 0, "guests are charged at home"
 
 
+async def test_a_drained_region_takes_no_guests_and_its_sessions_move_without_a_cut(tiny_model):
+    settings = (*SETTINGS, "PENSTOCK_WORKER_SLOTS=2", "PENSTOCK_QUEUE_MAX_DEPTH=1")
+    options = MeshOptions(base_port=0, engine="sim", model=tiny_model, settings=settings)
+    async with local_regions(options, ("eu", "us")) as regions, AsyncExitStack() as stack:
+        eu, us = regions.meshes["eu"], regions.meshes["us"]
+        await wait_figure(us, "region_links_up", 1)
+        await wait_figure(eu, "routing_links_up", 1)
+        near, far = [
+            await stack.enter_async_context(Client(each.plan.proxy, api_key=each.api_key, retries=ONCE))
+            for each in (eu, us)
+        ]
+        session = await stack.enter_async_context(near.session())
+        wanted = {**OPTIONS, "max_output_tokens": SPILLED_TOKENS}
+        spilling = {**OPTIONS, "max_output_tokens": SPILLED_TOKENS, "seed": 8}
+        expected, alone = await session.complete("Where?", **OPTIONS), await far.complete("Where?", **spilling)
+        before = await sum_figure(eu, "edge", "requests_started")
+        assert alone in await overload(far, spilling)
+        assert await sum_figure(eu, "edge", "requests_started") > before, "guests run in the region"
+        running = session.generate("Where?", **OPTIONS)
+        reading = asyncio.create_task(running.read())
+        await wait_for_tokens([running], TOKENS_BEFORE_KILL)
+        draining = asyncio.create_task(drain_by_command(eu))
+        await wait_figure(eu, "region_drained", 1)
+        started = await sum_figure(eu, "edge", "requests_started")
+        moved = await sum_figure(us, "edge", "requests_started")
+        assert (await overload(far, spilling)).count(alone) < SPILLED_COUNT, "no guest runs in the region"
+        assert await sum_figure(eu, "edge", "requests_started") == started
+        while not draining.done():  # the session is open until it has moved
+            await session.complete("Where?", **{**wanted, "max_output_tokens": 1})
+        await draining
+        assert (await reading, running.attempts) == (expected, 1)
+        assert (await eu_edges_open(eu), await sum_figure(us, "edge", "requests_started") > moved) == (0, True)
+        started = await sum_figure(eu, "edge", "requests_started")
+        assert await session.complete("Where?", **OPTIONS) == expected
+        assert await sum_figure(eu, "edge", "requests_started") == started
+
+
+async def overload(client, options):
+    """Send more requests at once than the region of a client serves. Return the answers, and "" for each rejection."""
+    answers = await asyncio.gather(
+        *(client.complete("Where?", **options) for _ in range(SPILLED_COUNT)), return_exceptions=True
+    )
+    assert all(isinstance(each, str) or each.reason == "QUEUE_FULL" for each in answers), answers
+    return [each if isinstance(each, str) else "" for each in answers]
+
+
+async def eu_edges_open(mesh):
+    """Return the open calls of the region that its proxies report."""
+    [routing] = mesh.plan.processes_of("routing")
+    listed = await asyncio.to_thread(run_command, "regions", "list", "--target", routing.admin_address, "--json")
+    return int(listed[0].get("openCalls", 0))
+
+
 async def drain_by_command(mesh):
+    """Drain the region `eu`, and wait until it has no open call."""
     [routing] = mesh.plan.processes_of("routing")
     target = ("--target", routing.admin_address, "--json")
     await asyncio.to_thread(run_command, "regions", "drain", "eu", "--timeout", "30", *target)

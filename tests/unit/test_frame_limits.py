@@ -19,6 +19,7 @@ from penstock.mesh.v1 import (
     region_pb2,
     region_quota_pb2,
     responses_pb2,
+    routing_pb2,
     scheduler_pb2,
     ticket_pb2,
     worker_pb2,
@@ -26,7 +27,7 @@ from penstock.mesh.v1 import (
 from penstock.v1 import stream_pb2
 
 FILES = [
-    *(admission_pb2, batch_pb2, queue_pb2, region_pb2, region_quota_pb2),
+    *(admission_pb2, batch_pb2, queue_pb2, region_pb2, region_quota_pb2, routing_pb2),
     *(responses_pb2, scheduler_pb2, ticket_pb2, worker_pb2, stream_pb2),
 ]
 SAMPLES_PER_MESSAGE = 400

@@ -116,6 +116,7 @@ def test_a_region_opens_a_door_and_knows_that_of_the_other_one(region, other):
     manifests, door = Manifests(render_overlay(OVERLAYS / f"region-{region}")), f"{other}=region.{other}.example:8444"
     (edge,), (routing,) = (manifests.of_tier(tier)[0].processes for tier in ("edge", "routing"))
     assert manifests.environment(edge)["PENSTOCK_EDGE_REGIONS"] == door
+    assert manifests.environment(edge)["PENSTOCK_EDGE_ROUTINGS"] == "routing:7006"
     assert manifests.environment(routing)["PENSTOCK_ROUTING_REGIONS"] == door
     service, (proxy,) = manifests.find("Service", "region")["spec"], manifests.of_tier("envoy")
     assert [each.name for each in manifests.selected({"matchLabels": service["selector"]})] == [proxy.name]

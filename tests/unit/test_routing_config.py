@@ -60,8 +60,8 @@ def test_auth_processes_are_named_by_address_or_by_dns():
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"PENSTOCK_ROUTING_REGIONS": "us"}, "host:port"),
-        ({"PENSTOCK_ROUTING_REGIONS": "eu=eu.example:7443"}, "each other region once"),
+        ({"PENSTOCK_ROUTING_REGIONS": "us"}, "NAME=HOST:PORT"),
+        ({"PENSTOCK_ROUTING_REGIONS": "eu=eu.example:7443"}, "eu is the own region"),
         ({"PENSTOCK_ROUTING_AUTHS": ""}, "AUTHS must be set"),
         ({"PENSTOCK_ROUTING_REGION_LISTEN": "0.0.0.0:7443"}, "envoy_secrets"),
     ],

@@ -81,8 +81,8 @@ def matches(header, regions):
         ("ap,us,eu", "edge_grpc_eu_us_ap"),
         ("eu, ap", "edge_grpc_eu_ap"),
         ("eu", "edge_grpc"),
-        ("us", "region_us"),
-        ("us,ap,sa", "edge_grpc_us_ap"),
+        ("us", 403),  # auth refuses it first
+        ("us,ap,sa", 403),
         ("sa", 403),
         ("eu-1,aus", 403),
     ],

@@ -1,5 +1,6 @@
 """Several regions under virtual time: one answers what another rejects, and its clients if that one is lost."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -50,6 +51,15 @@ def test_a_region_that_has_free_capacity_keeps_its_requests():
     run = run_regions(region("eu", 0.5), region("us", 0.5, seed=1))
     assert not any(each.is_away for name in run.regions for each in requests_of(run, name))
     assert all(each.offered == 0 for each in run.borders.values())
+
+
+def test_each_region_is_sampled_at_its_own_interval():
+    fine, coarse = (replace(region(name, 0.2), sample_every=every) for name, every in (("eu", 0.2), ("us", 0.5)))
+    run = run_regions(coarse, fine)
+    for name, every in (("eu", 0.2), ("us", 0.5)):
+        times = run.regions[name].depth_samples.times
+        assert times == [(number + 1) * every for number in range(len(times))]
+        assert times[-1] > DURATION_S - 1.0
 
 
 def test_what_a_region_rejects_is_answered_by_one_that_has_free_capacity():

@@ -120,3 +120,14 @@ def test_the_trip_follows_the_fastest_answers_and_must_fit_the_deadline():
     assert found.trip("us") == pytest.approx(0.03)
     assert choose(found, time_left=0.03) is None
     assert choose(found, time_left=0.04) == "us"
+
+
+def test_a_drained_region_is_offered_nothing_of_any_class_for_a_time():
+    found = policy()
+    found.on_drained("us", 5.0, now=10.0)
+    assert choose(found, now=14.9, offered=Offer(OfferClass("other@d", PRIORITY_BATCH), tokens=1)) == "ap"
+    assert choose(found, now=15.0) == "us"
+    found.on_drained("us", None, now=20.0)
+    assert choose(found, now=20.0 + DEFAULT_RETRY_AFTER_S - 0.1) == "ap"
+    found.on_up("us")
+    assert choose(found, now=20.1) == "us", "an edge that accepts the stream is not drained"

@@ -25,6 +25,8 @@ from penstock.edge.gateway import Gateway
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.planner import RequestPlanner
 from penstock.edge.observations import observations
+from penstock.edge.regions.drain import RegionDrain
+from penstock.edge.regions.drain_watch import DrainWatch
 from penstock.edge.regions.guests import GuestService
 from penstock.edge.runner import RequestRunner
 from penstock.edge.stored.service import StoredResponses
@@ -58,8 +60,10 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
         stored = StoredResponses(config, gateway, ResponsesFormat(), hello, clock, dialer=security.dialer)
         batches = BatchClient(config.batches, dialer=security.dialer)
         lines = LineService(gateway, hello)
-        guests = GuestService(gateway, runner, catalog, hello, max_guests=config.max_guests)
-        async with background(catalog.run(), runner.run(), doors.run(), stored.run(), batches.run()):
+        drain = RegionDrain(clock.now)
+        watch = DrainWatch(config.routings, drain, hello, region=config.region, dialer=security.dialer)
+        guests = GuestService(gateway, runner, catalog, hello, max_guests=config.max_guests, drain=drain)
+        async with background(catalog.run(), runner.run(), doors.run(), stored.run(), batches.run(), watch.run()):
             await _wait_ready(runner, catalog, config.startup_timeout)
             app = OpenAIApp(gateway, stored, batches, runner.has_connected.is_set)
             async with (
@@ -83,7 +87,7 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                 serving(
                     config.listen,
                     [
-                        (doors.grpc.add_to_server, InferenceService(gateway, hello)),
+                        (doors.grpc.add_to_server, InferenceService(gateway, hello, drain)),
                         (doors.grpc.add_batches_to_server, BatchesService(gateway, batches)),
                         (add_LineServiceServicer_to_server, lines),
                         (add_RegionServiceServicer_to_server, guests),
@@ -98,6 +102,7 @@ async def edge(config: EdgeConfig) -> AsyncIterator[Server]:
                             **stored.figures,
                             **lines.figures,
                             **guests.figures,
+                            **watch.figures,
                         },
                         runner.tables,
                     ),

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from penstock.chassis.config import ServiceConfig, check_address, setting
+from penstock.chassis.region_doors import parse_doors
 from penstock.edge.api.http.connections import ConnectionLimits
 from penstock.edge.auth_fallback.pending import AuthFallbackLimits
 from penstock.edge.lifecycle.record import LifecycleLimits
-from penstock.edge.regions.doors import parse_doors
 from penstock.edge.request.limits import TIMEOUT_S
 from penstock.edge.stored.cipher import parse_keys
 from penstock.mesh.class_names import CLASSES
@@ -54,6 +54,11 @@ class EdgeConfig(ServiceConfig):
     auths: tuple[str, ...] = setting(("127.0.0.1:7002",), "Auth processes: host:port or dns:///name:port.")
     batches: tuple[str, ...] = setting(
         (), "Processes of the tier `batch`: host:port or dns:///name:port. Empty: no batches."
+    )
+    routings: tuple[str, ...] = setting(
+        (),
+        "Routing processes: host:port or dns:///name:port. They report a drain of the own region. Empty: the edge does "
+        "not learn of it.",
     )
     queues: tuple[str, ...] = setting(
         ("127.0.0.1:7003",), "Queue shards: host:port or dns:///name:port. Every edge must have the same list."
@@ -180,12 +185,7 @@ class EdgeConfig(ServiceConfig):
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
-        try:
-            doors = parse_doors(self.regions)
-        except ValueError as error:
-            raise ValueError(f"regions: {error}") from None
-        if self.region in doors:
-            raise ValueError(f"regions: {self.region} is the own region; name the others alone")
+        parse_doors(self.regions, own=self.region)
         if unknown := set(self.spill_stay) - set(CLASSES):
             raise ValueError(f"spill_stay names {', '.join(sorted(unknown))}; classes are {', '.join(CLASSES)}")
         if not 2.0 <= self.response_lease <= 60.0:
@@ -206,7 +206,7 @@ class EdgeConfig(ServiceConfig):
     @property
     def region_doors(self) -> dict[str, str]:
         """Address of the region door by region, in order of preference."""
-        return parse_doors(self.regions)
+        return parse_doors(self.regions, own=self.region)
 
     @property
     def staying_priorities(self) -> frozenset[int]:

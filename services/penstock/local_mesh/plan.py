@@ -240,7 +240,9 @@ class _Planner:
         queues, auths = self.addresses(7003, self.options.queues), self.addresses(7002, self.options.auths)
         own = {"HTTP_LISTEN": http, "QUEUES": queues, "AUTHS": auths, "RESPONSE_KEYS": self.response_keys}
         own["BATCHES"] = self.addresses(BATCH_PORT, self.options.batches)
-        own["REGIONS"] = ",".join(self.options.other_regions) if self.has_envoy else ""
+        if self.has_envoy and self.options.other_regions:
+            own["REGIONS"] = ",".join(self.options.other_regions)
+            own["ROUTINGS"] = self.addresses(7006, self.options.envoys)
         doors = self.proxy_doors(replica)
         if doors:
             own |= {"PROXY_LISTEN": doors[0], "PROXY_HTTP_LISTEN": doors[1]}

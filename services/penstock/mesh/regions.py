@@ -1,8 +1,9 @@
-"""Residency: the regions in which requests of a tenant may be served."""
+"""Residency: the regions in which requests of a tenant may be served. Reasons of errors about regions."""
 
 from collections.abc import Collection
 
 REGION_NOT_ALLOWED = "REGION_NOT_ALLOWED"
+REGION_DRAINED = "REGION_DRAINED"  # of an offer to a region that an operator has drained
 
 
 def is_region_allowed(allowed: Collection[str], region: str) -> bool:

@@ -13,6 +13,8 @@ from penstock.chassis.observability.sampling import HeadSampler
 from penstock.chassis.operators.listeners import OperatorListeners
 from penstock.chassis.security.process import is_loopback_address, open_security
 from penstock.chassis.server.server import serving
+from penstock.chassis.streams.protocol import hello_of
+from penstock.mesh.v1.routing_pb2_grpc import add_RoutingServiceServicer_to_server
 from penstock.routing.config import RoutingConfig
 from penstock.routing.door_certificate import CertificateInvalid, DoorCertificate
 from penstock.routing.edges.discovery import EdgeDiscovery
@@ -23,6 +25,7 @@ from penstock.routing.regions.planner import RegionPlanner
 from penstock.routing.regions.proxy_stats import read_proxies
 from penstock.routing.regions.region_state import RegionStateInvalid
 from penstock.routing.regions.state_file import RegionStateFile
+from penstock.routing.regions.watch import RegionWatchService
 from penstock.routing.resources.build import ProxyConfig
 from penstock.routing.resources.tracing import Collector
 from penstock.routing.service import AggregatedDiscovery, add_discovery_to_server
@@ -50,14 +53,19 @@ async def run_routing(config: RoutingConfig) -> None:
     )
     planner = await planner_of(config)
     reconciler = await Reconciler.start(proxy, EdgeDiscovery(config.edges), await door_of(config), planner)
+    watch = RegionWatchService(reconciler.plan, hello_of("routing", config.instance_id))
+    reconciler.on_plan = watch.on_plan
     async with (
         background(reconciler.run(config.discovery_interval)),
         serving(
             config.listen,
-            [(add_discovery_to_server, AggregatedDiscovery(reconciler.cache))],
+            [
+                (add_discovery_to_server, AggregatedDiscovery(reconciler.cache)),
+                (add_RoutingServiceServicer_to_server, watch),
+            ],
             admin=RoutingAdminService(
                 config.instance_id,
-                reconciler.figures,
+                lambda: {**reconciler.figures(), **watch.figures},
                 reconciler=reconciler,
                 others=config.other_regions,
                 read_proxies=partial(read_proxies, config.proxy_stats),
@@ -71,6 +79,7 @@ async def run_routing(config: RoutingConfig) -> None:
     ):
         await stop_requested()
         reconciler.cache.close()
+        watch.close()
 
 
 async def planner_of(config: RoutingConfig) -> RegionPlanner:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import structlog
@@ -34,6 +34,7 @@ class Reconciler:
     door: DoorCertificate | None = None  # None: the door is plaintext
     certificate: CertificatePair | None = None  # of the current snapshot
     discovery_failures: int = 0
+    on_plan: Callable[[TrafficPlan], None] = lambda _: None  # a new plan is in force
     one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @classmethod
@@ -73,6 +74,7 @@ class Reconciler:
                 log.info("region_shares_changed", percent=plan.first_shares())
             self.edges, self.certificate, self.plan = edges, certificate, plan
             self.cache.publish(snapshot)
+            self.on_plan(plan)
 
     async def _poll_edges(self) -> frozenset[Edge]:
         """Return the edges, or if the list cannot be read, those of the current snapshot."""

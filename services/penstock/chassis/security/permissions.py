@@ -21,6 +21,7 @@ def _entries() -> Iterator[tuple[str, frozenset[str]]]:
         "ResponseStoreService": {"Keep": "edge"},
         "BatchService": {"UploadFile": "edge", "ReadFile": "edge", "Call": "edge"},
         "LineService": {"Run": "batch"},
+        "RoutingService": {"WatchRegion": "edge"},
         "QueueService": {"Submit": "edge", "Dispatch": "scheduler"},
         "SchedulerService": {"Attach": "worker"},
         "WorkerService": {"Execute": "edge", "GetModelCard": "edge"},

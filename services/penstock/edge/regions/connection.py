@@ -12,6 +12,7 @@ from penstock.edge.lifecycle.record import RequestState
 from penstock.edge.regions import frames
 from penstock.edge.regions.spill import Offer, OfferClass, SpillPolicy
 from penstock.edge.upstreams.runs import RunStream, StreamRunHandle
+from penstock.mesh.regions import REGION_DRAINED
 from penstock.mesh.v1.region_pb2 import (
     GuestRejected,
     GuestStarted,
@@ -143,7 +144,9 @@ class RegionConnection(RunStream):
         error = error_from_failure(rejected.failure)
         offered_at = self._offered_at[rejected.handle]
         self._policy.on_answer(self.region, now - offered_at)
-        if error.code in REMEMBERED_CODES:
+        if error.reason == REGION_DRAINED:
+            self._policy.on_drained(self.region, error.retry_after, now)
+        elif error.code in REMEMBERED_CODES:
             offer = offer_of(context, offered_at)
             if error.code != grpc.StatusCode.RESOURCE_EXHAUSTED:  # of whatever size
                 offer = Offer(offer.kind, 0)

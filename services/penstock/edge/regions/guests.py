@@ -23,11 +23,13 @@ from penstock.edge.gateway import Gateway
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.effects import Emit, Settle
 from penstock.edge.models.catalog import ModelCatalog
+from penstock.edge.regions.drain import RegionDrain
 from penstock.edge.regions.guest_run import GuestRun, failed_frame, rejected_frame
 from penstock.edge.regions.offered import identity_of, plan_of, spec_of
 from penstock.edge.request.estimate import AdmissionResult
 from penstock.edge.request.limits import TIMEOUT_S
 from penstock.edge.runner import RequestRunner
+from penstock.mesh.regions import REGION_DRAINED
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.mesh.v1.region_pb2 import GuestOffer, RegionServiceRunRequest, RegionServiceRunResponse
 from penstock.mesh.v1.region_pb2_grpc import RegionServiceServicer
@@ -39,6 +41,7 @@ log = structlog.get_logger()
 MAX_SHARE_OF_STREAM = 0.5  # of the guests of an edge
 OUTBOX_FRAMES = 16_384
 RETRY_AFTER_S = 1.0
+DRAINED_RETRY_AFTER_S = 5.0
 RELEASE_TIMEOUT_S = 2.0
 STARTED = "started"
 
@@ -51,13 +54,21 @@ class GuestService(RegionServiceServicer):
     """The streams of this edge to edges of other regions."""
 
     def __init__(
-        self, gateway: Gateway, runner: RequestRunner, catalog: ModelCatalog, hello: Hello, *, max_guests: int
+        self,
+        gateway: Gateway,
+        runner: RequestRunner,
+        catalog: ModelCatalog,
+        hello: Hello,
+        *,
+        max_guests: int,
+        drain: RegionDrain,
     ) -> None:
         self._gateway = gateway
         self._runner = runner
         self._catalog = catalog
         self._hello = hello
         self._max_guests = max_guests
+        self._drain = drain
         self._streams: dict[GuestStream, None] = {}  # in order of connection
         self._is_released = False
 
@@ -93,6 +104,9 @@ class GuestService(RegionServiceServicer):
 
     def start(self, stream: "GuestStream", offer: GuestOffer) -> None:
         """Enqueue a guest. Raises the error by which it is rejected at once."""
+        if self._drain.is_on:
+            text = "this region is drained and accepts no guests"
+            raise Unavailable(text, reason=REGION_DRAINED, retry_after=DRAINED_RETRY_AFTER_S)
         of_stream = self._max_guests * MAX_SHARE_OF_STREAM
         if self.running >= self._max_guests or len(stream.guests) >= of_stream:
             text = f"this edge runs {self.running} requests of other regions and accepts no more now"

@@ -52,10 +52,11 @@ class _Region:
     is_up: bool = False
     trip: float = INITIAL_TRIP_S  # s, there and back
     rejections: dict[OfferClass, _Rejection] = field(default_factory=dict)  # oldest first
+    drained_until: float = -inf  # s
 
     def may_take(self, offer: Offer, now: float) -> bool:
         rejection = self.rejections.get(offer.kind)
-        return self.is_up and (
+        return (self.is_up and self.drained_until <= now) and (
             rejection is None or rejection.until <= now or offer.tokens < HELD_SHARE * rejection.tokens
         )
 
@@ -125,14 +126,22 @@ class SpillPolicy:
         """
         if offer.waited > MAX_WAITED_S:
             return
-        low, high = RETRY_AFTER_RANGE_S
-        wait = DEFAULT_RETRY_AFTER_S if retry_after is None else min(high, max(low, retry_after))
         remembered = self._regions[region].rejections
         remembered.pop(offer.kind, None)
-        remembered[offer.kind] = _Rejection(now + wait, offer.tokens)
+        remembered[offer.kind] = _Rejection(now + _wait(retry_after), offer.tokens)
         if len(remembered) > MAX_REMEMBERED:
             del remembered[next(iter(remembered))]
+
+    def on_drained(self, region: str, retry_after: float | None, now: float) -> None:
+        """The region is drained, and would reject every request for `retry_after` s."""
+        self._regions[region].drained_until = now + _wait(retry_after)
 
     def on_unanswered(self, region: str, kind: OfferClass, now: float) -> None:
         """The region has not answered an offer in time."""
         self.on_rejected(region, Offer(kind, 0), UNANSWERED_RETRY_S, now)
+
+
+def _wait(retry_after: float | None) -> float:
+    """Return the time in s for which a rejection is remembered."""
+    low, high = RETRY_AFTER_RANGE_S
+    return DEFAULT_RETRY_AFTER_S if retry_after is None else min(high, max(low, retry_after))

@@ -1,7 +1,7 @@
-"""Ranges of the streams between edges of two regions."""
+"""Ranges of the streams between edges of two regions, and of those of routing to edges."""
 
 from penstock.mesh.limits import bounds
-from penstock.mesh.limits.rules import Part, Real, Table, Unchecked
+from penstock.mesh.limits.rules import Part, Real, Table, Text, Unchecked
 from penstock.mesh.limits.shared import (
     FLAG,
     ID,
@@ -37,4 +37,5 @@ REGION: Table = {
     },
     "penstock.mesh.v1.GuestRejected": {"handle": KEY, "failure": Part()},
     "penstock.mesh.v1.GuestStarted": {"handle": KEY},
+    "penstock.mesh.v1.RegionState": {"region": Text(bounds.REGION_CHARS, "[0-9a-z-]*"), "drained": FLAG},
 }

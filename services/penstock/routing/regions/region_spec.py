@@ -1,9 +1,9 @@
-"""Regions: the syntax in which an operator lists the other regions, in order of preference."""
+"""Regions: the other regions of a mesh, in the operator's order of preference."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from penstock.chassis.config import check_region
+from penstock.chassis.region_doors import parse_doors
 from penstock.routing.edges.edge_spec import Address
 
 # Each set of regions that a tenant may be allowed has routes and clusters of its own.
@@ -19,14 +19,8 @@ class Region:
 
 
 def parse_regions(items: Iterable[str], *, own: str) -> tuple[Region, ...]:
-    """Parse items `NAME=HOST:PORT`. Raises ValueError if a region is listed twice, is `own`, or there are too many."""
-    found: dict[str, Region] = {}
-    for item in items:
-        name, _, door = item.partition("=")
-        check_region("regions", name)
-        if name in found or name == own:
-            raise ValueError(f"regions must list each other region once; {name!r} is this region or listed twice")
-        found[name] = Region(name, Address.parse(door))
-    if len(found) > MAX_OTHER_REGIONS:
+    """Parse items `NAME=HOST:PORT`. Raises ValueError as `parse_doors`, and if there are too many."""
+    doors = parse_doors(items, own=own)
+    if len(doors) > MAX_OTHER_REGIONS:
         raise ValueError(f"regions must list at most {MAX_OTHER_REGIONS} other regions")
-    return tuple(found.values())
+    return tuple(Region(name, Address.parse(door)) for name, door in doors.items())

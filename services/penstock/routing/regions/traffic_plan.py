@@ -48,13 +48,11 @@ class TrafficPlan:
         return (self.own, *(name for name in self.others if self.share(name)))
 
     def orders(self, allowed: Collection[str]) -> dict[Order, int]:
-        """Return the orders of calls whose tenant allows these regions, with weights whose sum is `TOTAL`.
+        """Return the orders of calls whose tenant allows the own region and these, with weights whose sum is `TOTAL`.
 
-        Empty if no region is left. A call whose tenant excludes the own region goes to the others in their order.
+        Auth refuses the calls of other tenants before they are routed.
         """
         others = tuple(name for name in self.regions[1:] if name in allowed)
-        if self.own not in allowed:
-            return {others: TOTAL} if others else {}
         if not others:
             return {(self.own,): TOTAL}
         away = {name: self.weights.get(name, 0) * self.share(name) // ALL for name in others}
@@ -74,19 +72,17 @@ class TrafficPlan:
         return found
 
     def allowed_sets(self) -> Iterator[Order]:
-        """Yield each set of regions that a tenant may allow, larger ones first."""
-        yield from _subsets(self.regions)
+        """Yield each set of regions, with the own one, that a tenant may allow, larger ones first."""
+        for others in _subsets(self.regions[1:]):
+            yield self.own, *others
 
 
 def all_orders(own: str, others: Order) -> list[Order]:
     """Return the orders of two and more regions that any plan of these regions can have."""
     found: dict[Order, None] = {}
-    for allowed in _subsets((own, *others)):
-        away = tuple(name for name in allowed if name != own)
-        orders = [away]
-        if own in allowed:
-            orders = [(own, *away), (*away, own), *(_one_first(name, own, away) for name in away)]
-        found.update(dict.fromkeys(order for order in orders if len(order) > 1))
+    for away in filter(None, _subsets(others)):
+        orders = [(own, *away), (*away, own), *(_one_first(name, own, away) for name in away)]
+        found.update(dict.fromkeys(orders))
     return list(found)
 
 
@@ -95,5 +91,5 @@ def _one_first(first: str, own: str, others: Order) -> Order:
 
 
 def _subsets(names: Order) -> Iterator[Order]:
-    for size in range(len(names), 0, -1):
+    for size in range(len(names), -1, -1):
         yield from combinations(names, size)

@@ -23,6 +23,7 @@ from penstock.chassis.errors import (
     Unavailable,
     Unimplemented,
 )
+from penstock.mesh import regions
 
 KEY_MISSING = Unauthenticated("send an API key: `authorization: Bearer pk_...`", reason="KEY_MISSING")
 PATH_UNKNOWN = Unimplemented(
@@ -31,14 +32,14 @@ PATH_UNKNOWN = Unimplemented(
 )
 REGION_NOT_ALLOWED = PermissionDenied(
     "the tenant does not allow a region that can serve this call; send it to the door of a region that it allows",
-    reason="REGION_NOT_ALLOWED",
+    reason=regions.REGION_NOT_ALLOWED,
 )
-REGION_DRAINED = Unavailable("this region is drained and accepts no guests", reason="REGION_DRAINED")
+REGION_DRAINED = Unavailable("this region is drained and accepts no guests", reason=regions.REGION_DRAINED)
 HTTP_STATUS: Mapping[str, int] = {  # Envoy derives the gRPC status from it
     "KEY_MISSING": 401,
-    "REGION_NOT_ALLOWED": 403,
+    regions.REGION_NOT_ALLOWED: 403,
     "PATH_UNKNOWN": 404,
-    "REGION_DRAINED": 503,
+    regions.REGION_DRAINED: 503,
 }
 DENIED_BY_AUTH = "UAEX"  # response flag
 # No edge is healthy, or none accepts a connection. A proxy of another region repeats such a call elsewhere.

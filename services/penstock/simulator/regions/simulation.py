@@ -28,14 +28,15 @@ class RegionsSimulation:
             self.events.schedule(loss.lost_at, self._lose, loss)
 
     def run(self, progress: RegionsProgressFn | None = None) -> "RegionsSimulation":
-        scenario, slices = self.scenario, 0
         regions = list(self.regions.values())
-        every = regions[0].scenario.sample_every
-        while self.events.now < scenario.duration + scenario.drain and any(each.has_work for each in regions):
-            slices += 1
-            self.events.run(until=slices * every)
-            for each in regions:
-                each.sample()
+        end, slices = self.scenario.duration + self.scenario.drain, [1] * len(regions)  # the next one of each region
+        while self.events.now < end and any(each.has_work for each in regions):
+            times = [number * each.scenario.sample_every for number, each in zip(slices, regions, strict=True)]
+            self.events.run(until=min(times))
+            for place, each in enumerate(regions):
+                if times[place] == min(times):
+                    each.sample()
+                    slices[place] += 1
             if progress:
                 progress(self)
         for each in regions:

@@ -19,6 +19,7 @@ from penstock.edge.embedder import embed
 from penstock.edge.gateway import Gateway
 from penstock.edge.lifecycle.choices import ChoiceStream
 from penstock.edge.lifecycle.sinks import ResponseStream
+from penstock.edge.regions.drain import RegionDrain
 from penstock.edge.request.caller import proxy_time_of, request_id_of
 from penstock.edge.request.front_times import front_times
 from penstock.edge.request.session_names import session_of
@@ -31,9 +32,10 @@ from penstock.v1.stream_pb2 import Hello
 class InferenceService(InferenceServicer):
     """The public API over gRPC."""
 
-    def __init__(self, gateway: Gateway, hello: Hello) -> None:
+    def __init__(self, gateway: Gateway, hello: Hello, drain: RegionDrain) -> None:
         self._gateway = gateway
         self._hello = hello
+        self._drain = drain
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         credential, traceparent = _credential(context), current_call.get().continue_trace(request.traceparent)
@@ -74,7 +76,9 @@ class InferenceService(InferenceServicer):
         async with accept_stream(context, pb.SessionResponse, self._hello) as peer:
             with self._gateway.naming(credential):
                 session = session_of(context.invocation_metadata() or ())
-                await SessionHandler(self._gateway, peer, credential, current_traceparent.get(), session).run()
+                traceparent = current_traceparent.get()
+                handler = SessionHandler(self._gateway, peer, credential, traceparent, session, drain=self._drain)
+                await handler.run()
 
     async def CountTokens(self, request: pb.CountTokensRequest, context: Any) -> pb.CountTokensResponse:
         credential, identity_header = caller_in(context)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from penstock.edge.gateway import Gateway
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.request_spans import record_rejection
 from penstock.edge.lifecycle.sinks import SessionSink, UnflushedOutput, failed_frame, step_frame
+from penstock.edge.regions.drain import RegionDrain
 from penstock.edge.request.estimate import AdmissionResult
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import inference_pb2 as pb
@@ -37,12 +39,15 @@ class SessionHandler:
         credential: Credential,
         traceparent: str,  # of the session's call, valid or empty
         session: str = "",  # name of the conversation of all its requests; empty: it names none
+        *,
+        drain: RegionDrain,
     ) -> None:
         self._gateway = gateway
         self._peer = peer
         self._credential = credential
         self._traceparent = traceparent
         self._session = session
+        self._region_drain = drain
         self._caller_classes = CallerClassCache()
         self._contexts: dict[int, RequestContext] = {}
         self._starting: dict[int, asyncio.Task[None]] = {}
@@ -57,7 +62,8 @@ class SessionHandler:
     async def run(self) -> None:
         """Serve the stream to its end. Requests that run when it is lost are cancelled."""
         async with asyncio.TaskGroup() as self._group:
-            loops = [self._group.create_task(self._write_steps()), self._group.create_task(self._drain())]
+            ends = (current_stop().requested.wait, self._region_drain.wait_move)
+            loops = [self._group.create_task(each) for each in (self._write_steps(), *map(self._drain_after, ends))]
             try:
                 async for frame in self._peer:
                     self._on_frame(frame)
@@ -177,7 +183,7 @@ class SessionHandler:
 
     def _check_accepting(self) -> None:
         if self._is_draining:
-            raise Unavailable("this edge drains; open a session to another", reason="DRAINING", retry_after=0.1)
+            raise Unavailable("this edge drains; open another session", reason="DRAINING", retry_after=0.1)
 
     # Tasks of the stream.
 
@@ -216,9 +222,11 @@ class SessionHandler:
             except TimeoutError:
                 continue
 
-    async def _drain(self) -> None:
-        """After a stop request, reject new requests and end the stream once no request runs on it."""
-        await current_stop().requested.wait()
+    async def _drain_after(self, wait_drain: Callable[[], Awaitable[object]]) -> None:
+        """When this edge or its region drains, reject new requests and end the stream once no request runs on it."""
+        await wait_drain()
+        if self._is_draining:
+            return
         self._is_draining = True
         await self._is_idle.wait()
         self.send(pb.SessionResponse(end=End(reason="draining")))

@@ -16,7 +16,7 @@ from penstock.proofs.hostile.corpus.case import (
     reached_handler,
     stays_open,
 )
-from penstock.proofs.hostile.corpus.malformed_messages import INNER_METHODS
+from penstock.proofs.hostile.corpus.malformed_messages import INNER_METHODS, XDS_METHODS
 from penstock.proofs.hostile.corpus.tier_streams import TIER_STREAMS, TIERS, TierStream
 from penstock.proofs.hostile.ports import Port, PortKind
 from penstock.proofs.hostile.target import HostileTarget
@@ -47,7 +47,7 @@ def impersonation_cases(target: HostileTarget) -> Iterator[HostileCase]:
     for credentials, tls, _ in target.credentials_of("envoy"):
         if credentials is not Credentials.RIGHT:
             for port in target.ports_of(PortKind.ROUTING):
-                for method, request in zip(INNER_METHODS[port.kind], XDS_REQUESTS, strict=True):
+                for method, request in zip(XDS_METHODS, XDS_REQUESTS, strict=True):
                     name = f"{method.rpartition('/')[2]}, {credentials}"
                     yield _unary_case(name, port, method, tls, request)
             for port in target.ports_of(PortKind.CHECKS):

@@ -24,6 +24,10 @@ DOOR_METHODS = (
     "/grpc.health.v1.Health/Check",
     "/grpc.health.v1.Health/Watch",
 )
+XDS_METHODS = (
+    "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources",
+    "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources",
+)
 INNER_METHODS = {
     PortKind.AUTH: (
         *("/penstock.mesh.v1.AdmissionService/Admit", "/penstock.mesh.v1.ResponseStoreService/Keep"),
@@ -32,10 +36,7 @@ INNER_METHODS = {
     PortKind.QUEUE: ("/penstock.mesh.v1.QueueService/Submit", "/penstock.mesh.v1.QueueService/Dispatch"),
     PortKind.SCHEDULER: ("/penstock.mesh.v1.SchedulerService/Attach",),
     PortKind.WORKER: ("/penstock.mesh.v1.WorkerService/Execute", "/penstock.mesh.v1.WorkerService/GetModelCard"),
-    PortKind.ROUTING: (
-        "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources",
-        "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources",
-    ),
+    PortKind.ROUTING: (*XDS_METHODS, "/penstock.mesh.v1.RoutingService/WatchRegion"),
     PortKind.BATCH: tuple(f"/penstock.mesh.v1.BatchService/{name}" for name in ("UploadFile", "ReadFile", "Call")),
     # Of an edge, for the batch tier and for edges of other regions.
     PortKind.PROXY_GRPC: ("/penstock.mesh.v1.LineService/Run", "/penstock.mesh.v1.RegionService/Run"),

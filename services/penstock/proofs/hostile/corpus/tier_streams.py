@@ -11,6 +11,7 @@ from penstock.mesh.v1.queue_pb2 import DispatchRequest, DispatchResponse, Submit
 from penstock.mesh.v1.region_pb2 import RegionServiceRunRequest, RegionServiceRunResponse
 from penstock.mesh.v1.region_quota_pb2 import FollowRequest, FollowResponse
 from penstock.mesh.v1.responses_pb2 import KeepRequest, KeepResponse
+from penstock.mesh.v1.routing_pb2 import WatchRegionRequest, WatchRegionResponse
 from penstock.mesh.v1.scheduler_pb2 import AttachRequest, AttachResponse
 from penstock.mesh.v1.worker_pb2 import ExecuteRequest, ExecuteResponse
 from penstock.proofs.hostile.ports import PortKind
@@ -60,6 +61,7 @@ TIER_STREAMS = (
         f"{MESH}RegionService/Run", "edge", PortKind.PROXY_GRPC, RegionServiceRunRequest, RegionServiceRunResponse
     ),
     TierStream(f"{MESH}RegionQuotaService/Follow", "auth", PortKind.AUTH, FollowRequest, FollowResponse),
+    TierStream(f"{MESH}RoutingService/WatchRegion", "edge", PortKind.ROUTING, WatchRegionRequest, WatchRegionResponse),
 )
 ADMIT = TIER_STREAMS[0]
 SUBMIT = TIER_STREAMS[1]
