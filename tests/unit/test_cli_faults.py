@@ -14,7 +14,7 @@ from penstock.faults.checks.checker import Violation
 from penstock.faults.failpoints import FAILPOINTS
 from penstock.faults.mutations import plan_world
 from penstock.faults.plan import FaultKind, PlanOverrides
-from penstock.faults.run import WorldResult
+from penstock.faults.result import WorldResult
 
 FAILING_SEED = 3
 

@@ -123,11 +123,18 @@ class Network:
         low, high = LATE_DELAY_S if self._rng.random() < self._late_share else DELAY_S
         return low + (high - low) * self._rng.random()
 
+    def delay_to(self, sender: ProcessLoop, receiver: ProcessLoop) -> float:
+        """Return the delay of the next message from one process to another, in s."""
+        del sender, receiver  # all processes of a mesh are at the same distance
+        return self.delay
+
     # Connections.
 
     def connect(self, client: ProcessLoop, address: str, on_connected: OnConnected, on_failure: Callback) -> None:
         """Connect, then call `on_connected`, which returns the client's side, or `on_failure` on the client's loop."""
-        self._after(self.delay, self._arrive_at_listener, client, address, on_connected, on_failure)
+        listener = self.listeners.get(address)
+        delay = self.delay_to(client, listener.loop) if listener else self.delay
+        self._after(delay, self._arrive_at_listener, client, address, on_connected, on_failure)
 
     def _arrive_at_listener(
         self, client: ProcessLoop, address: str, on_connected: OnConnected, on_failure: Callback
@@ -191,7 +198,9 @@ class Network:
             self.frame_log.append(text)
 
     def deliver(self, stream: MessageStream, direction: int, callback: Callable[..., None], *args: Any) -> None:
-        stream.last_arrival_at[direction] = when = max(stream.last_arrival_at[direction], self.world.now + self.delay)
+        loops = stream.connection.loops
+        delay = self.delay_to(loops[1 - direction], loops[direction])
+        stream.last_arrival_at[direction] = when = max(stream.last_arrival_at[direction], self.world.now + delay)
         last = stream.connection.last_arrival_at
         last[direction] = max(last[direction], when)
         self.world.schedule(when, self._arrive, stream.connection, direction, callback, args)
