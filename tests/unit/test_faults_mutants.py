@@ -24,8 +24,8 @@ LIKELY_SEEDS = {
     "a_result_that_is_repeated_is_counted_again": 5,
     "an_edge_is_not_told_that_a_line_may_have_run": 4,
     "a_draining_edge_gives_back_a_line_that_it_has_charged": 5,
-    "an_unanswered_offer_is_not_cancelled": 6,
-    "a_guest_is_settled_where_it_runs": 1,
+    "an_unanswered_offer_is_not_cancelled": 5,
+    "a_lost_guest_is_not_continued_at_home": 1,
 }
 SEEDS_WITHOUT_MUTATION = 6
 

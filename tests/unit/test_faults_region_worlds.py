@@ -1,17 +1,20 @@
 """Worlds of several regions: what their seeds decide, and that they replay."""
 
+import random
+
 import pytest
 
 from penstock.faults.grpc.network import TO_CLIENT, Failpoint
 from penstock.faults.mutations import plan_world
-from penstock.faults.plan import FaultKind, PlanOverrides
+from penstock.faults.plan import FaultKind, PlannedFault, PlanOverrides, plan_for_seed
 from penstock.faults.regions.nemesis import REGION_FAULTS
+from penstock.faults.regions.plans import with_overload
 from penstock.faults.run import run_plan, run_seed
 
 pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 
 REGIONS = PlanOverrides(has_regions=True)
-STARTED = Failpoint("penstock.mesh.v1.RegionService/Run", TO_CLIENT, "started")
+STARTED, STEP = (Failpoint("penstock.mesh.v1.RegionService/Run", TO_CLIENT, kind) for kind in ("started", "step"))
 
 
 def plans(count):
@@ -57,6 +60,15 @@ def test_an_overloaded_region_without_faults_sends_requests_away():
     assert result.violations == ()
     assert result.injected == ()
     assert result.frames_by_failpoint[STARTED] >= 1
+
+
+@pytest.mark.parametrize("kind", [FaultKind.FREEZE, FaultKind.TERM, FaultKind.KILL])
+def test_a_guest_edge_that_fails_leaves_no_guest_open(kind):
+    """A frozen edge loses the call of its peer, while their connection stays open."""
+    fault = PlannedFault(kind=kind, duration_s=2.0, victim_tier="edge", victim_pick=0.0, failpoint=STEP)
+    result = run_plan(with_overload(plan_for_seed(3), random.Random(3), fault))
+    assert result.violations == ()
+    assert len(result.injected) == 1
 
 
 def test_a_seed_with_regions_replays_exactly():

@@ -29,6 +29,10 @@ class CallStream(MessageStream):
     deadline: float | None  # s, on the world's clock; None: no deadline
     on_ended: Callable[[StatusCode, str, Metadata], None]  # called on the client's loop
 
+    @property
+    def is_open(self) -> bool:
+        return super().is_open and not self.to_client.is_closed
+
 
 class FakeChannel:
     """The channel of one process to one address; it connects when a call needs it, and again after a loss."""

@@ -97,6 +97,11 @@ class MessageStream:
     # When the last message in transit arrives, by direction.
     last_arrival_at: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
+    @property
+    def is_open(self) -> bool:
+        """Whether neither side has ended it, as far as the client knows."""
+        return self.connection.is_open
+
 
 class Network:
     """Delivers callbacks from loop to loop, with delays that the seed decides. Has the listeners by address."""
@@ -181,10 +186,11 @@ class Network:
     ) -> None:
         """Call `callback` at the other side; faults that are armed at this failpoint are injected first."""
         for frame in _frames(message):
-            self._record_frame(Failpoint(stream.method, direction, _frame_kind(frame)), stream.connection, frame)
+            self._record_frame(Failpoint(stream.method, direction, _frame_kind(frame)), stream, frame)
         self.deliver(stream, direction, callback, *args)
 
-    def _record_frame(self, failpoint: Failpoint, connection: Connection, frame: Any) -> None:
+    def _record_frame(self, failpoint: Failpoint, stream: MessageStream, frame: Any) -> None:
+        connection = stream.connection
         self.frames_by_failpoint[failpoint] = self.frames_by_failpoint.get(failpoint, 0) + 1
         names = connection.loops[1 - failpoint.direction].name, connection.loops[failpoint.direction].name
         if self.frame_log is not None and failpoint.kind != "heartbeat":

@@ -10,6 +10,7 @@ from penstock.faults.grpc.network import (
     Callback,
     Connection,
     Failpoint,
+    MessageStream,
     Network,
     OnConnected,
 )
@@ -30,7 +31,7 @@ class BorderFrame(NamedTuple):
     """A frame, and the regions of its sender and its receiver, which may be the same."""
 
     at: float  # s of the world, when it was sent
-    connection: Connection
+    stream: MessageStream
     direction: Direction
     kind: str
     frame: Any
@@ -133,10 +134,10 @@ class BorderNetwork(Network):
         else:
             held.append((self._lose_side, (connection, direction, reason)))
 
-    def _record_frame(self, failpoint: Failpoint, connection: Connection, frame: Any) -> None:
-        super()._record_frame(failpoint, connection, frame)
-        direction = _across(connection, failpoint.direction)
-        self.on_border_frame(BorderFrame(self.world.now, connection, direction, failpoint.kind, frame))
+    def _record_frame(self, failpoint: Failpoint, stream: MessageStream, frame: Any) -> None:
+        super()._record_frame(failpoint, stream, frame)
+        direction = _across(stream.connection, failpoint.direction)
+        self.on_border_frame(BorderFrame(self.world.now, stream, direction, failpoint.kind, frame))
 
 
 def _across(connection: Connection, direction: int) -> Direction:

@@ -8,6 +8,7 @@ from itertools import chain
 from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, Failpoint
 from penstock.faults.plan import (
     DEFAULT_TENANTS,
+    FAULT_DURATIONS_S,
     FAULT_FREE_SHARE,
     LOAD_PERIOD_S,
     MAX_FAULTS,
@@ -32,8 +33,18 @@ RESPONSE_BUFFER_BYTES = 65_536  # no client stops reading
 SHORTEST_KV_BLOCKS = 32  # so that the longest request fits an engine
 RESIDENT_SHARE = 0.6  # share of the requests of a world that may be of a resident tenant
 AWAY_SHARE = 0.1  # share of the requests of resident tenants that begin in a region which the tenant does not allow
-REGION_FAULT_SHARE = 0.6  # share of the faults that concern a region or a link, and not one process
-BORDER_FAILPOINT_SHARE = 0.5  # share of the other faults that strike at a frame between two regions
+ALL_OVERLOADED_SHARE = 0.25  # share of these worlds with faults whose other regions are overloaded as well
+FULLY_READ_REQUESTS = 3  # of an overloaded region; clients may cancel the others
+CANCEL_SHARE = 0.5
+REGION_FAULT_SHARE = 0.5  # share of the faults that concern a region or a link, and not one process
+GUEST_FAULT_SHARE = 0.3  # share of the faults of an overload that strike an edge at a frame between two regions
+GUEST_FAULT_WEIGHTS = {
+    FaultKind.KILL: 2,
+    FaultKind.TERM: 3,
+    FaultKind.FREEZE: 2,
+    FaultKind.RESET: 2,
+    FaultKind.PARTITION: 2,
+}
 REGION_FAULT_WEIGHTS = {FaultKind.REGION_KILL: 3, FaultKind.CUT: 5, FaultKind.SLOW_LINK: 3}
 REGION_FAULT_DURATIONS_S = {
     FaultKind.REGION_KILL: (0.1, 4.0),
@@ -71,11 +82,14 @@ def _with_regions(plan: WorldPlan, rng: random.Random, *, is_overloaded: bool, h
     tenants = _random_tenants(rng, names)
     plain = (replace(each, crash_token_index=None, stall_after_tokens=None) for each in plan.requests)
     requests = [_in_region(each, rng, names, tenants) for each in plain]
+    overloaded = int(is_overloaded)
     if is_overloaded:
         requests += _overload(rng)
+        if has_faults and rng.random() < ALL_OVERLOADED_SHARE:
+            overloaded = len(names)
     return replace(
         plan,
-        shape=_random_regions(plan.shape, rng, names, is_overloaded=is_overloaded),
+        shape=_random_regions(plan.shape, rng, names, overloaded=overloaded),
         requests=tuple(requests),
         token_counts=(),
         responses=(),
@@ -84,7 +98,8 @@ def _with_regions(plan: WorldPlan, rng: random.Random, *, is_overloaded: bool, h
     )
 
 
-def _random_regions(base: MeshShape, rng: random.Random, names: tuple[str, ...], *, is_overloaded: bool) -> MeshShape:
+def _random_regions(base: MeshShape, rng: random.Random, names: tuple[str, ...], *, overloaded: int) -> MeshShape:
+    """Return one mesh for each name, of which the first `overloaded` ones let one ticket wait."""
     shapes = []
     for number, name in enumerate(names):
         shape = replace(
@@ -101,8 +116,8 @@ def _random_regions(base: MeshShape, rng: random.Random, names: tuple[str, ...],
             workers=rng.choice((1, 2)),
         )
         shapes.append(shape)
-    if is_overloaded:
-        shapes[0] = replace(shapes[0], queues=1, workers=1, slots=1, max_depth=1)
+    for number in range(overloaded):
+        shapes[number] = replace(shapes[number], queues=1, workers=1, slots=1, max_depth=1)
     doors = [f"{each.region}={door_of(each)}" for each in shapes]
     linked: MeshShape | None = None
     for number in reversed(range(len(shapes))):
@@ -138,14 +153,17 @@ def _overload(rng: random.Random) -> list[PlannedRequest]:
     return [
         PlannedRequest(
             starts_at=rng.uniform(0.0, 0.02),
-            prompt=tuple((place * 7 + 1) % 26 for place in range(length)),
+            prompt=tuple((each * 7 + 1) % 26 for each in range(length)),
             max_output_tokens=rng.randint(*OVERLOAD_OUTPUT_TOKENS),
             seed=rng.getrandbits(64),
             ignore_eos=True,
             uses_session=rng.random() < 0.4,
             logprobs=rng.random() < 0.2,
+            cancel_after_tokens=rng.randint(0, 8)
+            if place >= FULLY_READ_REQUESTS and rng.random() < CANCEL_SHARE
+            else None,
         )
-        for length in lengths
+        for place, length in enumerate(lengths)
     ]
 
 
@@ -154,10 +172,12 @@ def _random_faults(plan: WorldPlan, rng: random.Random, *, is_overloaded: bool) 
     own = iter(plan.faults)
 
     def draw() -> PlannedFault:
-        fault = None if rng.random() < REGION_FAULT_SHARE else next(own, None)
-        if fault is None:
+        share = rng.random()
+        if share < REGION_FAULT_SHARE:
             return _region_fault(rng, COMMON_BORDER_FAILPOINTS if is_overloaded else ())
-        return _at_border(fault, rng) if is_overloaded else fault
+        if is_overloaded and share < REGION_FAULT_SHARE + GUEST_FAULT_SHARE:
+            return _guest_fault(rng)
+        return next(own, None) or _region_fault(rng, ())
 
     return tuple(draw() for _ in range(rng.randint(1, MAX_FAULTS)))
 
@@ -177,11 +197,17 @@ def _region_fault(rng: random.Random, failpoints: Sequence[Failpoint]) -> Planne
     )
 
 
-def _at_border(fault: PlannedFault, rng: random.Random) -> PlannedFault:
-    """Return the fault, perhaps at a frame between two regions."""
-    if fault.failpoint is None or rng.random() >= BORDER_FAILPOINT_SHARE:
-        return fault
-    return replace(fault, failpoint=rng.choice(COMMON_BORDER_FAILPOINTS), frame_number=rng.choice((1, 1, 2, 3, 5)))
+def _guest_fault(rng: random.Random) -> PlannedFault:
+    """Return a fault of the edge that sends a frame to another region, or of the link to the peer."""
+    kind = rng.choices(list(GUEST_FAULT_WEIGHTS), list(GUEST_FAULT_WEIGHTS.values()))[0]
+    return PlannedFault(
+        kind=kind,
+        duration_s=rng.uniform(*FAULT_DURATIONS_S[kind]),
+        victim_tier="edge",
+        victim_pick=rng.random(),
+        failpoint=rng.choice((*COMMON_BORDER_FAILPOINTS, *BORDER_FAILPOINTS)),
+        frame_number=rng.choice((1, 1, 2, 3, 5)),
+    )
 
 
 def addresses_of_edges(shape: MeshShape, region: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

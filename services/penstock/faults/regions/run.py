@@ -153,13 +153,11 @@ class RegionContext:
             case ExecuteRequest() if sent.kind == "start":
                 self.watch.on_start(sent.direction.receiver, prompt_tokens_of(sent.frame.start))
             case RegionServiceRunRequest():
-                home = sent.connection.loops[TO_CLIENT].name
-                stream = RegionStream(
-                    id(sent.connection), home, sent.direction.receiver, lambda: sent.connection.is_open
-                )
+                home = sent.stream.connection.loops[TO_CLIENT].name
+                stream = RegionStream(id(sent.stream), home, sent.direction.receiver, lambda: sent.stream.is_open)
                 self.watch.on_request_frame(sent.at, stream, sent.frame)
             case RegionServiceRunResponse():
-                self.watch.on_response_frame(sent.at, id(sent.connection), sent.frame)
+                self.watch.on_response_frame(sent.at, id(sent.stream), sent.frame)
 
 
 def run_regions(plan: WorldPlan, border: PlannedBorder, frame_log: list[str] | None) -> WorldResult:
@@ -242,7 +240,7 @@ def _allowed(context: RegionContext, request: PlannedRequest) -> AllowedFailures
     """Return the errors that the client of a request may receive.
 
     A client is served by another region while its own is down, so that the downtimes of all regions count. A region
-    that is overloaded rejects tenants that must stay, and all while faults keep other regions away. A client in a
+    that is overloaded rejects tenants that must stay, and all if faults or overload keep others away. A client in a
     region that its tenant does not allow depends on the link. A request is rejected if it would miss its own deadline.
     """
     nemesis, plan = context.nemesis, context.plan
@@ -252,7 +250,7 @@ def _allowed(context: RegionContext, request: PlannedRequest) -> AllowedFailures
         for reason, intervals in allowed_failures(_downtimes(context, shape.region), nemesis.disturbed).items():
             allowed.setdefault(reason, []).extend(intervals)
     is_overloaded = plan.shape.max_depth == 1
-    if is_overloaded and (regions or nemesis.injected):
+    if is_overloaded and (regions or not context.border.must_spill):
         allowed |= {reason: [ALWAYS] for reason in OVERLOAD_REASONS}
     if request.timeout_s is not None:
         allowed[LATE_REASON] = [ALWAYS]
