@@ -5,7 +5,7 @@ import pytest
 from penstock.faults.batch_plans import BATCH_FAILPOINTS
 from penstock.faults.failpoints import PARTITION_FAILPOINTS
 from penstock.faults.plan import PlanOverrides
-from penstock.faults.regions.plans import BORDER_FAILPOINTS
+from penstock.faults.regions.plans import COMMON_BORDER_FAILPOINTS
 from penstock.faults.response_plans import RESPONSE_FAILPOINTS
 from penstock.faults.sweep import SweepSummary, run_seeds
 from seed_slices import seeds_of_this_commit
@@ -84,5 +84,5 @@ def test_no_seed_violates_a_guarantee_with_several_regions():
         assert len(outcome.plan.shape.regions) in (2, 3)
         tally.add(outcome)
     assert {outcome.plan.seed: outcome.violations for outcome in tally.failed_worlds} == {}
-    assert set(BORDER_FAILPOINTS) <= tally.frames_by_failpoint.keys()
+    assert set(COMMON_BORDER_FAILPOINTS) <= tally.frames_by_failpoint.keys()
     assert {"region_kill", "cut", "slow_link"} <= tally.faults_by_kind.keys()
