@@ -58,9 +58,10 @@ from penstock.worker.quarantine.quarantine import SuspectIsolation
 from penstock.worker.runs import errors
 from penstock.worker.runs.table import RunTable
 from penstock.worker.scheduler_session.client import SchedulerClient
+from region_mutants import REGION_MUTANTS
 from response_mutants import RESPONSE_MUTANTS
 
-__all__ = ["BATCH_MUTANTS", "MUTANTS", "PARTITION_MUTANTS", "RESPONSE_MUTANTS"]
+__all__ = ["BATCH_MUTANTS", "MUTANTS", "PARTITION_MUTANTS", "REGION_MUTANTS", "RESPONSE_MUTANTS"]
 
 # Clocks.
 

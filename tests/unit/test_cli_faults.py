@@ -14,7 +14,7 @@ from penstock.faults.checks.checker import Violation
 from penstock.faults.failpoints import FAILPOINTS
 from penstock.faults.mutations import plan_world
 from penstock.faults.plan import FaultKind, PlanOverrides
-from penstock.faults.run import WorldResult
+from penstock.faults.result import WorldResult
 
 FAILING_SEED = 3
 
@@ -77,6 +77,20 @@ def test_the_replay_command_has_the_overrides(fake_worlds, monkeypatch):
     monkeypatch.setattr(command, "replay", lambda seed, overrides: replayed)
     ran = run("--seed", str(FAILING_SEED), "--frame-log", "--poison", "--batches", "--longest-freeze", "12.5")
     assert f"penstock faults --seed {FAILING_SEED} --poison --batches --longest-freeze 12.5 --frame-log" in ran.stdout
+
+
+def test_a_violation_in_a_world_of_regions_names_the_command_that_repeats_it(fake_worlds, monkeypatch):
+    overrides = PlanOverrides(has_regions=True)
+    replayed = replace(outcome(FAILING_SEED), plan=plan_world(FAILING_SEED, overrides)), []
+    monkeypatch.setattr(command, "replay", lambda seed, overrides: replayed)
+    ran = run("--seed", str(FAILING_SEED), "--frame-log", "--regions")
+    assert f"penstock faults --seed {FAILING_SEED} --regions --frame-log" in ran.stdout
+
+
+def test_worlds_of_regions_have_no_other_option(fake_worlds):
+    ran = run("--regions", "--poison")
+    assert ran.exit_code == 2
+    assert "--regions excludes" in ran.output
 
 
 def test_json_has_the_sums_over_all_worlds(fake_worlds):

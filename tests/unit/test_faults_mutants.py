@@ -2,7 +2,7 @@
 
 import pytest
 
-from faults_mutants import MUTANTS, PARTITION_MUTANTS, RESPONSE_MUTANTS
+from faults_mutants import MUTANTS, PARTITION_MUTANTS, REGION_MUTANTS, RESPONSE_MUTANTS
 from penstock.faults.run import run_plan
 
 pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
@@ -24,6 +24,8 @@ LIKELY_SEEDS = {
     "a_result_that_is_repeated_is_counted_again": 5,
     "an_edge_is_not_told_that_a_line_may_have_run": 4,
     "a_draining_edge_gives_back_a_line_that_it_has_charged": 5,
+    "an_unanswered_offer_is_not_cancelled": 5,
+    "a_lost_guest_is_not_continued_at_home": 1,
 }
 SEEDS_WITHOUT_MUTATION = 6
 
@@ -41,7 +43,7 @@ def test_a_mutant_is_found_and_replays_exactly(name):
     assert run_plan(mutant.plan(seed)).violations == ()
 
 
-@pytest.mark.parametrize("name", [each.__name__ for each in (*PARTITION_MUTANTS, *RESPONSE_MUTANTS)])
+@pytest.mark.parametrize("name", [each.__name__ for each in (*PARTITION_MUTANTS, *RESPONSE_MUTANTS, *REGION_MUTANTS)])
 def test_the_worlds_of_a_mutant_pass_without_its_mutation(name):
     mutant = MUTANTS[name]
     for seed in range(SEEDS_WITHOUT_MUTATION):

@@ -128,3 +128,20 @@ def test_nothing_arrives_on_a_connection_that_was_reset(mesh):
     mesh.pass_by(1.0)
     assert received == []
     assert mesh.state is Connectivity.IDLE
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_call_waits_for_a_server_if_it_is_told_to(waits):
+    world = World(1)
+    network, client = Network(world, 1, late_share=0.0), world.add_loop("a")
+    with world.running_as(client):
+        call = FakeChannel(network, client, ADDRESS).unary_unary("/S/M", bytes, bytes)(b"", wait_for_ready=waits)
+    world.run(call.done, limit=1.0)
+    assert call.done() is not waits
+    server = FakeServer(network, host := world.add_loop("b"), ())
+    server.add_insecure_port(ADDRESS)
+    with world.running_as(host):
+        host.create_task(server.start())
+    world.run(lambda: bool(network.connections), limit=TIME_LIMIT_S)
+    asyncio._set_running_loop(None)
+    assert bool(network.connections) is waits

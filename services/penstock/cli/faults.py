@@ -10,7 +10,7 @@ from rich.table import Table
 from penstock.cli.tables import stderr_console, stdout_console
 from penstock.faults.failpoints import FAILPOINTS
 from penstock.faults.plan import PlanOverrides
-from penstock.faults.run import WorldResult
+from penstock.faults.result import WorldResult
 from penstock.faults.sweep import SweepSummary, replay, run_seeds
 
 MAX_SHOWN_WORLDS = 20  # failed worlds that are printed

@@ -23,6 +23,7 @@ from penstock.faults.plan import (
     WorldPlan,
     plan_for_seed,
 )
+from penstock.faults.regions.plans import with_regions
 from penstock.faults.response_plans import with_responses
 from penstock.faults.world.tiers import TIERS
 
@@ -63,6 +64,8 @@ CLIENT_BUFFER_BYTES = 72  # limit of unread bytes per client on an edge of a wor
 
 def plan_world(seed: int, overrides: PlanOverrides = NO_OVERRIDES) -> WorldPlan:
     plan = with_clocks(replace(plan_for_seed(seed), overrides=overrides), random.Random(f"{seed} clocks"))
+    if overrides.has_regions:
+        return with_regions(plan, random.Random(f"{seed} regions plan"))
     slow, poison = random.Random(f"{seed} slow"), random.Random(f"{seed} poison")
     if overrides.max_freeze_s:
         plan = with_freeze(plan, random.Random(f"{seed} freeze"), overrides.max_freeze_s)

@@ -63,7 +63,7 @@ class Nemesis:
         self._armed = []
 
     def _step_clock(self, step: PlannedClockStep) -> None:
-        hosts = self.tiers.shape.names(step.tier)
+        hosts = [each.name for each in self.tiers.of(step.tier)]
         self.tiers.network.world.clocks[hosts[int(step.pick * len(hosts))]].step(step.seconds)
 
     def _replace_worker(self, replacement: PlannedReplacement) -> None:

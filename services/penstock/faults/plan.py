@@ -25,6 +25,9 @@ class FaultKind(StrEnum):
     PARTITION = "partition"  # no traffic between two processes for `duration_s`
     DISK_FULL = "disk_full"  # the disk of auth, or of the batch tier, is full for `duration_s`
     STORE_AWAY = "store_away"  # one or all processes of the batch tier cannot reach its database for `duration_s`
+    REGION_KILL = "region_kill"  # SIGKILL of all processes of a region; they start again after `duration_s`
+    CUT = "cut"  # no traffic between two regions for `duration_s`, in one direction or in both
+    SLOW_LINK = "slow_link"  # messages between two regions take longer for `duration_s`
 
 
 FAULT_WEIGHTS = {
@@ -60,6 +63,8 @@ class PlannedFault:
     at: float = 0.0  # s from the first request
     failpoint: Failpoint | None = None  # None: the fault starts at `at`
     frame_number: int = 1  # the frame of the failpoint, counted from 1
+    is_one_way: bool = False  # a fault of the link between two regions concerns one direction
+    added_delay_s: float = 0.0  # by `SLOW_LINK`
 
     def __str__(self) -> str:
         when = f"at frame {self.frame_number} of {self.failpoint}" if self.failpoint else f"at {self.at:.4f} s"
@@ -74,6 +79,7 @@ class PlannedTenant:
     concurrent_requests: int = 0
     tokens_per_minute: int = 0
     tokens_per_month: int = 0
+    allowed_regions: tuple[str, ...] = ()  # empty: all
 
     @property
     def is_limited(self) -> bool:
@@ -104,6 +110,7 @@ class PlannedRequest:
     stall_s: float = 0.0  # the client stops reading for this time in s
     crash_token_index: int | None = None  # the output token whose computation crashes every engine; None: no crash
     tenant: int = 0  # number of the tenant whose key the client has
+    region: int = 0  # number of the region to whose edges the client connects first
 
     def prompt_for(self, version: int) -> tuple[int, ...]:
         """Return the prompt's ids for a version of the model: of its text, or as the client sends them."""
@@ -196,6 +203,7 @@ class PlanOverrides:
     has_auth_replicas: bool = False  # several processes of auth share a database in every world
     has_responses: bool = False  # clients of every world store responses
     has_batches: bool = False  # clients of every world create batches
+    has_regions: bool = False  # every world has several regions; no other override has an effect
 
     def __str__(self) -> str:
         """Format the overrides as options of `penstock faults`."""
@@ -206,11 +214,20 @@ class PlanOverrides:
             " --auth-replicas": self.has_auth_replicas,
             " --responses": self.has_responses,
             " --batches": self.has_batches,
+            " --regions": self.has_regions,
         }
         return "".join(flag for flag, is_set in flags.items() if is_set) + frozen
 
 
 NO_OVERRIDES = PlanOverrides()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedBorder:
+    """The link between the regions of a world."""
+
+    trip_s: float  # s from one region to another, one way
+    must_spill: bool = False  # the first region is overloaded without a fault, so that requests must leave it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +246,7 @@ class WorldPlan:
     tenants: tuple[PlannedTenant, ...] = DEFAULT_TENANTS
     responses: tuple[PlannedResponse, ...] = ()
     batches: tuple[PlannedBatch, ...] = ()
+    border: PlannedBorder | None = None  # None: the world has one region
     overrides: PlanOverrides = NO_OVERRIDES
 
 

@@ -2,8 +2,7 @@
 
 import asyncio
 import random
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -27,12 +26,15 @@ from penstock.faults.checks.invariants import MAX_FRAME_DELAY_S, FrameInvariants
 from penstock.faults.checks.leak_check import leaked_calls, missing_processes, process_crashes, process_figures
 from penstock.faults.checks.replicas import check_token_limits, misplaced_partitions
 from penstock.faults.checks.responses import check_response_charges
-from penstock.faults.grpc.network import DELAY_S, LATE_DELAY_S, Failpoint, Network
+from penstock.faults.grpc.network import DELAY_S, LATE_DELAY_S, Network
+from penstock.faults.ledger import LEDGER_QUERY, TOTALS_QUERY
 from penstock.faults.leftovers import discarding_leftovers
 from penstock.faults.mutations import plan_world
 from penstock.faults.nemesis import CLIENT_PROCESS, Nemesis
 from penstock.faults.plan import NO_OVERRIDES, FaultKind, PlannedRequest, PlanOverrides, WorldPlan
+from penstock.faults.regions.run import run_regions
 from penstock.faults.response_run import ResponseRun
+from penstock.faults.result import WorldResult
 from penstock.faults.world.batch_disk import BatchDisk
 from penstock.faults.world.clients import ClientTranscript, TokenCountResult, run_clients
 from penstock.faults.world.disk import Disk
@@ -56,26 +58,6 @@ PROBE_PROMPT_TOKENS = 40  # tokens of the first probe, longer than every other p
 PROBE_TIMEOUT_S = 10.0  # s
 NO_AUTH = frozenset({"auth", "disk"})  # if one of them is faulty, edges defer reservations
 MAX_STEP_S = 0.02  # s; longer than any step of a world's engines
-
-_LEDGER_QUERY = """
-    SELECT reservation_id, request_id, reserved_prompt_tokens, reserved_output_tokens, prompt_tokens, output_tokens,
-           outcome, answer_id FROM ledger WHERE tenant_id = ? ORDER BY settled_at, reservation_id
-"""
-_TOTALS_QUERY = "SELECT SUM(prompt_tokens), SUM(output_tokens), SUM(requests) FROM balances WHERE tenant_id = ?"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorldResult:
-    """The result of one world."""
-
-    plan: WorldPlan
-    violations: tuple[Violation, ...]
-    injected: tuple[str, ...]  # faults that were injected, as text
-    frames_by_failpoint: Mapping[Failpoint, int]  # frames sent
-    frame_digest: int  # equal for equal seeds under the same hash seed
-    callbacks: int
-    virtual_s: float  # virtual time that the world took, in s
-    requests: int  # probes included
 
 
 @dataclass
@@ -159,7 +141,7 @@ def run_seed(seed: int, overrides: PlanOverrides = NO_OVERRIDES, *, frame_log: l
 
 def run_plan(plan: WorldPlan, *, frame_log: list[str] | None = None) -> WorldResult:
     with discarding_leftovers():
-        return _run_patched(plan, frame_log)
+        return run_regions(plan, plan.border, frame_log) if plan.border else _run_patched(plan, frame_log)
 
 
 def _run_patched(plan: WorldPlan, frame_log: list[str] | None) -> WorldResult:
@@ -170,11 +152,7 @@ def _run_patched(plan: WorldPlan, frame_log: list[str] | None) -> WorldResult:
         patched_environment(context.network, disks, context.engine_pool, plan.seed),
         context.batches.recording_starts(),
     ):
-        try:
-            return _run_context(context)
-        finally:
-            asyncio._set_running_loop(None)  # noqa: SLF001  # `World` sets it
-            sys.set_asyncgen_hooks(None, None)
+        return _run_context(context)
 
 
 def _run_context(context: WorldContext) -> WorldResult:
@@ -258,7 +236,7 @@ def _charge_violations(
 ) -> Iterator[Violation]:
     """Check what one tenant was charged."""
     nemesis, tenant = context.nemesis, (context.plan.tenants[number].tenant_id,)
-    rows = [LedgerRow(*row) for row in context.disk.connection.execute(_LEDGER_QUERY, tenant)]
+    rows = [LedgerRow(*row) for row in context.disk.connection.execute(LEDGER_QUERY, tenant)]
     stored = context.responses.prompt_lengths | context.batches.prompt_lengths
     tokens_made = context.engine_pool.tokens_made
     may_have_lost_deferred = "edge" in nemesis.stops_by_tier and bool(NO_AUTH & nemesis.disturbed.keys())
@@ -279,7 +257,7 @@ def _charge_violations(
     )
     may_lack_rows = bool(nemesis.injected_kinds - {FaultKind.TERM})  # a process that drains loses no answer
     yield from context.batches.charge_violations(number, rows, may_lack_rows=may_lack_rows)
-    yield from check_totals(rows, context.disk.connection.execute(_TOTALS_QUERY, tenant).fetchone())
+    yield from check_totals(rows, context.disk.connection.execute(TOTALS_QUERY, tenant).fetchone())
 
 
 def _replica_violations(context: WorldContext) -> Iterator[Violation]:

@@ -12,7 +12,8 @@ from functools import partial
 from penstock.faults.failpoints import FAILPOINTS
 from penstock.faults.grpc.network import Failpoint
 from penstock.faults.plan import NO_OVERRIDES, PlanOverrides
-from penstock.faults.run import WorldResult, run_seed
+from penstock.faults.result import WorldResult
+from penstock.faults.run import run_seed
 
 SEEDS_PER_CHUNK = 4  # seeds that a process takes at a time
 HASH_SEED = "0"  # of every process that runs worlds, because the order of a set of strings depends on it

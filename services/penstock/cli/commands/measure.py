@@ -214,6 +214,7 @@ def _check_exclusive(*options: tuple[str, Any]) -> None:
 @click.option("--auth-replicas", is_flag=True, help="run several processes of auth on one database in every world")
 @click.option("--responses", is_flag=True, help="store responses in every world, and retrieve them at other edges")
 @click.option("--batches", is_flag=True, help="run batches in every world, on two replicas of the batch tier")
+@click.option("--regions", is_flag=True, help="run two or three regions in every world; excludes the other kinds")
 @click.option(
     "--longest-freeze",
     type=click.FloatRange(5, 600, min_open=True),
@@ -238,7 +239,11 @@ def faults(*, seeds: int, seed: int, processes: int, frame_log: bool, as_json: b
         has_auth_replicas=overriding["auth_replicas"],
         has_responses=overriding["responses"],
         has_batches=overriding["batches"],
+        has_regions=overriding["regions"],
     )
+    if overrides.has_regions and overrides != PlanOverrides(has_regions=True):
+        message = "--regions excludes the options for other kinds of worlds"
+        raise click.UsageError(message)
     if frame_log:
         command.show_replay(seed, overrides)
     else:

@@ -29,6 +29,10 @@ class CallStream(MessageStream):
     deadline: float | None  # s, on the world's clock; None: no deadline
     on_ended: Callable[[StatusCode, str, Metadata], None]  # called on the client's loop
 
+    @property
+    def is_open(self) -> bool:
+        return super().is_open and not self.to_client.is_closed
+
 
 class FakeChannel:
     """The channel of one process to one address; it connects when a call needs it, and again after a loss."""
@@ -83,9 +87,10 @@ class FakeChannel:
     # Called by calls.
 
     def start_call(self, call: "FakeCall") -> None:
+        is_failing = self._state is Connectivity.TRANSIENT_FAILURE and not call.waits_for_ready
         if self._connection:
             self._start_on(call, self._connection)
-        elif self._state in (Connectivity.TRANSIENT_FAILURE, Connectivity.SHUTDOWN):
+        elif is_failing or self._state is Connectivity.SHUTDOWN:
             run_on(self.loop, call.end, StatusCode.UNAVAILABLE, f"no connection to {self._address}", ())
         else:
             self._pending_calls.append(call)
@@ -133,13 +138,14 @@ class FakeChannel:
         wait = min(RECONNECT_BACKOFF_S[0] * 2**self._failures, RECONNECT_BACKOFF_S[1])
         self._failures += 1
         self.loop.call_later(wait, self._on_backoff_ended)
-        pending, self._pending_calls = self._pending_calls, []
-        for call in pending:
+        for call in [each for each in self._pending_calls if not each.waits_for_ready]:
             call.end(StatusCode.UNAVAILABLE, f"no connection to {self._address}", ())
 
     def _on_backoff_ended(self) -> None:
         if self._state is Connectivity.TRANSIENT_FAILURE:
             self._set_state(Connectivity.IDLE)
+            if self._pending_calls:
+                self._connect()
 
     def _start_on(self, call: "FakeCall", connection: Connection) -> None:
         self._calls[call] = None
@@ -178,7 +184,9 @@ class FakeCall:
         request: Any = None,
         metadata: Metadata | None = None,
         timeout: float | None = None,
+        wait_for_ready: bool = False,
     ) -> None:
+        self.waits_for_ready = wait_for_ready
         self._channel = channel
         self._method = method.removeprefix("/")
         self._serialize = serialize

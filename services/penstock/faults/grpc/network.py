@@ -97,6 +97,11 @@ class MessageStream:
     # When the last message in transit arrives, by direction.
     last_arrival_at: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
+    @property
+    def is_open(self) -> bool:
+        """Whether neither side has ended it, as far as the client knows."""
+        return self.connection.is_open
+
 
 class Network:
     """Delivers callbacks from loop to loop, with delays that the seed decides. Has the listeners by address."""
@@ -123,11 +128,18 @@ class Network:
         low, high = LATE_DELAY_S if self._rng.random() < self._late_share else DELAY_S
         return low + (high - low) * self._rng.random()
 
+    def delay_to(self, sender: ProcessLoop, receiver: ProcessLoop) -> float:
+        """Return the delay of the next message from one process to another, in s."""
+        del sender, receiver  # all processes of a mesh are at the same distance
+        return self.delay
+
     # Connections.
 
     def connect(self, client: ProcessLoop, address: str, on_connected: OnConnected, on_failure: Callback) -> None:
         """Connect, then call `on_connected`, which returns the client's side, or `on_failure` on the client's loop."""
-        self._after(self.delay, self._arrive_at_listener, client, address, on_connected, on_failure)
+        listener = self.listeners.get(address)
+        delay = self.delay_to(client, listener.loop) if listener else self.delay
+        self._after(delay, self._arrive_at_listener, client, address, on_connected, on_failure)
 
     def _arrive_at_listener(
         self, client: ProcessLoop, address: str, on_connected: OnConnected, on_failure: Callback
@@ -174,10 +186,11 @@ class Network:
     ) -> None:
         """Call `callback` at the other side; faults that are armed at this failpoint are injected first."""
         for frame in _frames(message):
-            self._record_frame(Failpoint(stream.method, direction, _frame_kind(frame)), stream.connection, frame)
+            self._record_frame(Failpoint(stream.method, direction, _frame_kind(frame)), stream, frame)
         self.deliver(stream, direction, callback, *args)
 
-    def _record_frame(self, failpoint: Failpoint, connection: Connection, frame: Any) -> None:
+    def _record_frame(self, failpoint: Failpoint, stream: MessageStream, frame: Any) -> None:
+        connection = stream.connection
         self.frames_by_failpoint[failpoint] = self.frames_by_failpoint.get(failpoint, 0) + 1
         names = connection.loops[1 - failpoint.direction].name, connection.loops[failpoint.direction].name
         if self.frame_log is not None and failpoint.kind != "heartbeat":
@@ -191,7 +204,9 @@ class Network:
             self.frame_log.append(text)
 
     def deliver(self, stream: MessageStream, direction: int, callback: Callable[..., None], *args: Any) -> None:
-        stream.last_arrival_at[direction] = when = max(stream.last_arrival_at[direction], self.world.now + self.delay)
+        loops = stream.connection.loops
+        delay = self.delay_to(loops[1 - direction], loops[direction])
+        stream.last_arrival_at[direction] = when = max(stream.last_arrival_at[direction], self.world.now + delay)
         last = stream.connection.last_arrival_at
         last[direction] = max(last[direction], when)
         self.world.schedule(when, self._arrive, stream.connection, direction, callback, args)

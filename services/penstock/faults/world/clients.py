@@ -54,10 +54,12 @@ async def run_clients(
     versions: Mapping[str, int],
     transcripts: Sequence[ClientTranscript],
     token_counts: Sequence[TokenCountResult] = (),
+    *,
+    failover: Sequence[str] = (),
 ) -> None:
     """Send each request at its planned time; return when all have ended.
 
-    `keys`: of the tenants. `versions`: of the model, by digest.
+    `keys`: of the tenants. `versions`: of the model, by digest. `failover`: edges of other regions.
     """
     async with AsyncExitStack() as stack:
         retries = RetryPolicy(connect_timeout=PATIENCE_S)
@@ -65,10 +67,10 @@ async def run_clients(
         sessions: dict[int, Session] = {}
         used = [each.request.tenant for each in transcripts] + [each.request.tenant for each in token_counts]
         for number in sorted({0, *used}):
-            client = await stack.enter_async_context(Client(*targets, api_key=keys[number], retries=retries))
-            clients[number] = client
+            client = Client(*targets, failover=failover, api_key=keys[number], retries=retries)
+            clients[number] = await stack.enter_async_context(client)
             if any(each.request.uses_session and each.request.tenant == number for each in transcripts):
-                sessions[number] = await stack.enter_async_context(client.session())
+                sessions[number] = await stack.enter_async_context(clients[number].session())
         async with asyncio.TaskGroup() as group:
             for each in transcripts:
                 senders: Mapping[int, GeneratingClient] = sessions if each.request.uses_session else clients

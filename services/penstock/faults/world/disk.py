@@ -42,7 +42,7 @@ class DiskFull(sqlite3.OperationalError):
 class Disk:
     """One SQLite database in memory, with auth's own tables."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | str) -> None:
         self.rng = random.Random(f"{seed} disk")
         self.connection = sqlite3.connect(":memory:", isolation_level=None)
         self.is_full = False

@@ -6,6 +6,7 @@ import logging
 import os
 import pkgutil
 import random
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -20,6 +21,7 @@ from penstock.chassis.ids import RandomSource
 from penstock.faults.grpc.fake_channel import FakeChannel
 from penstock.faults.grpc.fake_server import FakeServer
 from penstock.faults.grpc.network import Network
+from penstock.faults.regions.disks import RegionDisks
 from penstock.faults.world.batch_disk import BatchDisk
 from penstock.faults.world.disk import Disk
 from penstock.faults.world.engines import EnginePool, FakeEngineHost
@@ -52,7 +54,7 @@ MODULES_WITH_RANDOM = (
 class Disks(NamedTuple):
     """All stores of a world."""
 
-    auth: Disk
+    auth: Disk | RegionDisks
     responses: ResponseDisk
     batches: BatchDisk
 
@@ -110,7 +112,14 @@ def patched_environment(network: Network, disks: Disks, engine_pool: EnginePool,
         stack.enter_context(_gc_disabled())
         for change in changes:
             stack.enter_context(change)
+        stack.callback(_leave_loops)
         yield
+
+
+def _leave_loops() -> None:
+    """Reset what `World` sets as it runs the loops of its processes."""
+    asyncio._set_running_loop(None)  # noqa: SLF001
+    sys.set_asyncgen_hooks(None, None)
 
 
 def _batch_settings() -> Iterator[AbstractContextManager[Any]]:

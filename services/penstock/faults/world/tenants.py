@@ -36,6 +36,7 @@ def catalog(tenants: Sequence[PlannedTenant]) -> Iterator[PutTenant | PutKey]:
 
 
 def _policy(tenant: PlannedTenant) -> Policy:
-    if not tenant.tokens_per_month:
+    if not (tenant.tokens_per_month or tenant.allowed_regions):
         return NO_POLICY
-    return Policy(budgets=(Budget(BudgetPeriod.MONTH, BudgetUnit.TOKENS, tenant.tokens_per_month),))
+    month = Budget(BudgetPeriod.MONTH, BudgetUnit.TOKENS, tenant.tokens_per_month)
+    return Policy(budgets=(month,) if tenant.tokens_per_month else (), allowed_regions=tenant.allowed_regions)

@@ -48,9 +48,9 @@ class MeshShape:
     has_responses: bool = False  # edges serve HTTP, and store responses
     batches: int = 0  # replicas of the batch tier, which share a database; above 0, edges serve HTTP
     max_depth: int = 100_000  # tickets that wait in a shard
-    other: "MeshShape | None" = None  # region to which edges offer the requests that their queues reject
-    # Of the other region.
-    region: str = ""  # before the names of its processes; empty: the clients' region
+    other: "MeshShape | None" = None  # the next region of the world
+    doors: tuple[str, ...] = ()  # other regions and their doors, as edges have them
+    region: str = ""  # before a hyphen and the names of its processes; empty: the clients' region
     first_port: int = BASE_PORT
     home_auths: tuple[str, ...] = ()  # addresses, in the place of an auth of its own, which guests need not
 
@@ -77,7 +77,12 @@ class MeshShape:
         return tuple(http_address(each) for each in self.addresses("edge"))
 
     def names(self, tier: str) -> list[str]:
-        return [f"{self.region}{tier}{number}" for number in range(len(self.addresses(tier)))]
+        prefix = f"{self.region}-" if self.region else ""
+        return [f"{prefix}{tier}{number}" for number in range(len(self.addresses(tier)))]
+
+    @property
+    def regions(self) -> "tuple[MeshShape, ...]":
+        return (self, *(self.other.regions if self.other else ()))
 
     def with_other_region(self, max_depth: int) -> "MeshShape":
         """Return two regions, of which this one rejects tickets beyond `max_depth` waiting ones."""
@@ -86,15 +91,17 @@ class MeshShape:
             edges=1,
             queues=1,
             schedulers=1,
-            region="us-",
+            batches=0,
+            region="us",
             first_port=BASE_PORT + 1_000,
             home_auths=self.addresses("auth"),
         )
-        return replace(self, max_depth=max_depth, other=other)
+        return replace(self, max_depth=max_depth, other=other, doors=(f"us={other.addresses('edge')[0]}",))
 
     def random_clocks(self, rng: random.Random) -> dict[str, HostClock]:
         """Return a clock for the host of each process. Clients keep the time of the world."""
-        return {name: HostClock.random(rng) for tier in (*TIERS, "batch") for name in self.names(tier)}
+        names = (name for each in self.regions for tier in (*TIERS, "batch") for name in each.names(tier))
+        return {name: HostClock.random(rng) for name in names}
 
 
 def http_address(address: str) -> str:
@@ -115,9 +122,9 @@ class Tiers:
     processes: dict[str, Process] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._add_region(self.shape, ("auth", "queue", "scheduler", "worker", "edge", "batch"))
-        if self.shape.other:
-            self._add_region(self.shape.other, ("queue", "scheduler", "worker", "edge"))
+        for region in self.shape.regions:
+            own_auth = () if region.home_auths else ("auth",)
+            self._add_region(region, (*own_auth, "queue", "scheduler", "worker", "edge", "batch"))
 
     def _add_region(self, shape: MeshShape, tiers: Sequence[str]) -> None:
         for tier in tiers:
@@ -160,16 +167,18 @@ def _edge(shape: MeshShape, address: str, instance_id: str) -> Coroutine[Any, An
             http_listen=http_address(address) if shape.has_http else "",
             response_keys=RESPONSE_KEYS if shape.has_responses else "",
             batches=shape.addresses("batch"),
-            regions=(f"us={shape.other.addresses('edge')[0]}",) if shape.other else (),
+            region=shape.region,
+            regions=shape.doors,
             spill_stay=(),
         ),
     )
 
 
-def _auth(_: MeshShape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
+def _auth(shape: MeshShape, address: str, instance_id: str) -> Coroutine[Any, Any, None]:
     config = AuthConfig(
         listen=address,
         instance_id=instance_id,
+        region=shape.region,
         dev_key=API_KEY,
         pepper=PEPPER,
         mesh_secret="m" * 32,

@@ -27,9 +27,10 @@ class World:
     Callbacks of one loop run in asyncio's order. The next loop is chosen at random, as the seed decides.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, max_callbacks: int = MAX_CALLBACKS) -> None:
         self.rng = random.Random(f"{seed} turns")
         self.now = 0.0  # s since the start
+        self.max_callbacks = max_callbacks
         self.callbacks = 0
         self.loops: list[ProcessLoop] = []
         self.clocks: defaultdict[str, HostClock] = defaultdict(HostClock)  # by host
@@ -115,7 +116,7 @@ class World:
             return
         if loop is not self._running_loop:
             self._set_running_loop(loop)
-        if self.callbacks >= MAX_CALLBACKS:
+        if self.callbacks >= self.max_callbacks:
             message = f"{self.callbacks} callbacks were run, and {loop.name} has more"
             raise Livelock(message)
         loop.run_callback()
