@@ -1,5 +1,6 @@
 """Settings of routing."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,6 +11,9 @@ from penstock.chassis.security.process import is_loopback_address
 from penstock.routing.edges.discovery import FILE_SCHEME
 from penstock.routing.edges.edge_spec import DNS_SCHEME, Address, parse_specs
 from penstock.routing.regions.region_spec import Region, parse_regions
+
+CONFIG_MAP_SCHEME = "configmap:"
+_CONFIG_MAP = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,9 +98,9 @@ class RoutingConfig(ServiceConfig):
     )
     regions_state: str = setting(
         "",
-        "File in which drains and weights of regions are kept, the same for all replicas of routing. Empty: regions"
-        " cannot be drained or weighted.",
-        unit="path",
+        "File in which drains and weights of regions are kept, the same for all replicas of routing, or configmap:NAME"
+        " for a ConfigMap of the own namespace. Empty: regions cannot be drained or weighted.",
+        unit="path or configmap:NAME",
     )
     region_return_step: float = setting(
         10.0,
@@ -144,6 +148,7 @@ class RoutingConfig(ServiceConfig):
             raise ValueError("auths must be set with regions, because auth says which calls may leave a region")
         if self.regions_state and not self.regions:
             raise ValueError("regions_state needs regions")
+        config_map_name(self.regions_state)
         if not self.region_listen:
             return
         Address.parse(self.region_listen)
@@ -161,3 +166,13 @@ class RoutingConfig(ServiceConfig):
     @property
     def other_regions(self) -> tuple[Region, ...]:
         return parse_regions(self.regions, own=self.region)
+
+
+def config_map_name(place: str) -> str:
+    """Return the name of the ConfigMap of configmap:NAME, empty for a path. Raises ValueError if it cannot be one."""
+    name = place.removeprefix(CONFIG_MAP_SCHEME)
+    if name == place:
+        return ""
+    if not _CONFIG_MAP.fullmatch(name):
+        raise ValueError(f"regions_state must name a ConfigMap after {CONFIG_MAP_SCHEME}, which {name!r} is not")
+    return name
