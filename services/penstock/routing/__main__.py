@@ -12,10 +12,11 @@ from penstock.chassis.kubernetes import KubernetesApi
 from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.observability.sampling import HeadSampler
 from penstock.chassis.operators.listeners import OperatorListeners
+from penstock.chassis.security.certificate_pair import CertificateInvalid
 from penstock.chassis.security.process import is_loopback_address, open_security
 from penstock.chassis.server.server import serving
 from penstock.routing.config import RoutingConfig, config_map_name
-from penstock.routing.door_certificate import CertificateInvalid, DoorCertificate
+from penstock.routing.door_certificate import DoorCertificate
 from penstock.routing.edges.discovery import EdgeDiscovery
 from penstock.routing.edges.edge_spec import Address
 from penstock.routing.reconciler import Reconciler
