@@ -14,6 +14,7 @@ from paths import REPO
 from penstock.picker.endpoints.http_get import get
 
 CONFIG = REPO / "deploy" / "endpoint-picker" / "envoy.yaml"
+UPSTREAM_TLS = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
 SUBSET_HEADER = "x-test-subset"
 PICKER_SETTINGS = {"SCRAPE_INTERVAL": "0.05", "LOG_LEVEL": "debug"}
 
@@ -30,13 +31,16 @@ class PickerFront:
     """The addresses and processes of one front.
 
     `modes` replaces fields of `processing_mode`, `filter_fields` those of the filter. `source`: the one by which Envoy
-    learns endpoints, header or metadata; both by default. `has_plain` adds a listener without the picker.
+    learns endpoints, header or metadata; both by default. `has_plain` adds a listener without the picker. `tls`: the
+    context of TLS to the picker, of Envoy's `UpstreamTlsContext`; plaintext without one.
     """
 
-    def __init__(self, folder, servers, *, modes=None, filter_fields=None, source="", has_plain=False, settings=None):
+    def __init__(
+        self, folder, servers, *, modes=None, filter_fields=None, source="", has_plain=False, tls=None, settings=None
+    ):
         self.folder, self.servers = folder, servers
         self.modes, self.filter_fields, self.source = modes or {}, filter_fields or {}, source
-        self.has_plain, self.settings = has_plain, settings or {}
+        self.has_plain, self.tls, self.settings = has_plain, tls, settings or {}
         self.further_ports = {}  # of listeners by their modes of both bodies
         self.port, self.picker_port, self.metrics_port, self.plain_port = (free_port() for _ in range(4))
 
@@ -55,6 +59,8 @@ class PickerFront:
         config["static_resources"]["listeners"] += more
         picker, servers = config["static_resources"]["clusters"]
         _set_ports(picker, [self.picker_port])
+        if self.tls is not None:
+            picker["transport_socket"] = {"name": "tls", "typed_config": {"@type": UPSTREAM_TLS, **self.tls}}
         _set_ports(servers, [each.port for each in self.servers])
         policy = servers["load_balancing_policy"]["policies"][0]["typed_extension_config"]["typed_config"]
         sources = policy["override_host_sources"]
@@ -174,7 +180,7 @@ def _subset_filter():
 
 @asynccontextmanager
 async def running_picker(
-    folder, *, servers=3, modes=None, filter_fields=None, source="", has_plain=False, listeners=(), **settings
+    folder, *, servers=3, modes=None, filter_fields=None, source="", has_plain=False, tls=None, listeners=(), **settings
 ):
     """A front with so many servers, named a, b, c; all are ready. `listeners`: modes of both bodies of further ones."""
     async with AsyncExitStack() as stack:
@@ -186,6 +192,7 @@ async def running_picker(
             filter_fields=filter_fields,
             source=source,
             has_plain=has_plain,
+            tls=tls,
             settings=settings,
         )
         front.further_ports = {each: free_port() for each in listeners}

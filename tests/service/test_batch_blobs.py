@@ -125,6 +125,7 @@ def test_contents_are_deleted_and_listed_by_age(blobs):
 
 def test_a_place_knows_what_is_left(blobs):
     assert blobs.free_bytes() > 0
+    assert 0 <= blobs.used_share() <= 1
 
 
 def test_a_name_is_no_path(blobs):

@@ -11,7 +11,8 @@ from penstock.routing.regions.admin import RoutingAdminService
 from penstock.routing.regions.planner import RegionPlanner
 from penstock.routing.regions.proxy_stats import ProxyStats
 from penstock.routing.regions.region_spec import parse_regions
-from penstock.routing.regions.state_file import RegionStateFile
+from penstock.routing.regions.state_file import StateFile
+from penstock.routing.regions.state_store import RegionStateStore
 from penstock.routing.resources.build import ProxyConfig
 from penstock.v1 import admin_pb2 as pb
 
@@ -34,8 +35,8 @@ class Routing:
         proxy = ProxyConfig(
             listen=Address("127.0.0.1", 8080), region="eu", regions=OTHERS, auths=(Address("auth", 7007),)
         )
-        file = await RegionStateFile.load(self.path) if self.path else None
-        planner = RegionPlanner(own="eu", others=("us",), file=file, return_step_s=10.0, wall_clock=lambda: self.now)
+        store = await RegionStateStore.load(StateFile(self.path)) if self.path else None
+        planner = RegionPlanner(own="eu", others=("us",), store=store, return_step_s=10.0, wall_clock=lambda: self.now)
         self.reconciler = await Reconciler.start(proxy, EdgeDiscovery("127.0.0.1:1/127.0.0.1:2"), None, planner)
         self.admin = RoutingAdminService(
             "routing-1", dict, reconciler=self.reconciler, others=OTHERS, read_proxies=self.read_proxies

@@ -16,7 +16,7 @@ from envoy_data_plane.envoy.service.discovery.v3 import (
 )
 from envoy_data_plane.google.rpc import Status
 
-from penstock.routing.door_certificate import CertificatePair
+from penstock.chassis.security.certificate_pair import CertificatePair
 from penstock.routing.edges.edge_spec import Address, parse_specs
 from penstock.routing.resources.build import ProxyConfig, build_snapshot
 from penstock.routing.resources.types import ResourceType

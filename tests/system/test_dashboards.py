@@ -39,10 +39,10 @@ def is_shown(results):
 async def empty_queries(prometheus):
     """Return the queries without data, by dashboard and panel.
 
-    The mesh has no proxies, hence no routing, and there is no other region.
+    The mesh has no proxies, hence no routing, there is no other region, and an endpoint picker is of no mesh.
     """
     empty = []
-    for dashboard in (each for each in DASHBOARDS if each.uid != "penstock-routing"):
+    for dashboard in (each for each in DASHBOARDS if each.uid not in ("penstock-routing", "penstock-picker")):
         for panel in (each for each in dashboard.panels if each.title not in REGION_PANELS):
             for expression in panel.queries.values():
                 text = expression

@@ -124,6 +124,14 @@ def test_the_worker_image_can_download_a_model(folder):
     assert done.returncode == 0, done.stderr
 
 
+def test_the_picker_image_can_sign_a_certificate(folder):
+    """Its manifest has PENSTOCK_PICKER_UNAUTHENTICATED_TLS, and names no certificate."""
+    started = launch("picker", folder)
+    done = _python(started, "-c", "from penstock.picker.server_tls import self_signed; print(self_signed().expires_at)")
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) > 0
+
+
 def test_a_command_names_the_package_that_the_ops_image_lacks(ops):
     (failure,) = failed_commands(ops, {}, ["simulate --calibrate"])
     assert "this command needs the Python package torch; install penstock[all]" in failure

@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.batch.blobs.blobs import BlobUnavailable
 from penstock.batch.census import Census, CensusTaker, take_census
 from penstock.batch.config import BatchConfig
 from penstock.batch.jobs.batch import Batch, Status
@@ -55,6 +56,20 @@ def test_a_census_of_an_empty_store_has_each_figure():
     found = Census().figures
     assert found["time_left_s"] == found["lines_left"] == found["file_bytes"] == 0
     assert sum(name.startswith("batches_") for name in found) == len(Status)
+
+
+async def test_the_used_share_of_the_volume_is_that_of_the_files(store, monkeypatch):
+    taker = CensusTaker(store)
+    monkeypatch.setattr(store.blobs, "used_share", lambda: 0.93)
+    await taker.look()
+    assert taker.figures["disk_used"] == 0.93
+
+    def fail():
+        raise BlobUnavailable("the volume is away")
+
+    monkeypatch.setattr(store.blobs, "used_share", fail)
+    await taker.look()
+    assert (taker.figures["disk_used"], taker.figures["store_available"]) == (0.93, False)
 
 
 async def test_a_store_that_is_away_keeps_the_latest_figures(store, monkeypatch):

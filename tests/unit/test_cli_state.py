@@ -1,11 +1,12 @@
 """Commands find the mesh that runs on this machine by its state file."""
 
 import os
+from dataclasses import replace
 
 import click
 import pytest
 
-from penstock.cli.options import find_processes, find_target, find_tier
+from penstock.cli.options import Addresses, find_failover, find_processes, find_target, find_tier
 from penstock.local_mesh.plan import BASE_PORT
 from penstock.local_mesh.state import MeshState, ProcessState, read_state, write_state
 
@@ -54,6 +55,35 @@ def test_of_several_meshes_the_one_at_the_default_ports_is_used():
     for base_port in (39_600, BASE_PORT):
         write_state(note(base_port))
     assert find_target("", "")[1] == f"pk_dev_{BASE_PORT}"
+
+
+def test_failover_targets_are_addresses_or_regions_other_than_the_target():
+    for base_port, region in ((39_600, "eu"), (41_000, "us")):
+        write_state(replace(note(base_port, region=region), api_key="pk_dev_of_both"))
+    home, key = find_target("eu", "")
+    assert find_failover(("us", "127.0.0.1:41001"), home, key) == ("127.0.0.1:41001",) * 2
+    assert find_failover((), home, key) == ()
+    for wrong in ("eu", home):
+        with pytest.raises(click.UsageError, match="is the target itself"):
+            find_failover((wrong,), home, key)
+    with pytest.raises(click.UsageError, match="no region 'ap' runs here"):
+        find_failover(("ap",), home, key)
+
+
+def test_the_key_of_a_local_mesh_is_sent_to_no_other_one():
+    for base_port, region in ((39_600, "eu"), (41_000, "us")):
+        write_state(note(base_port, region=region))
+    home, key = find_target("eu", "")
+    for other in ("us", "us.example:443"):
+        with pytest.raises(click.UsageError, match="name a key for both with --key"):
+            find_failover((other,), home, key)
+    assert find_failover(("us.example:443",), home, "pk_of_the_caller") == ("us.example:443",)
+
+
+@pytest.mark.parametrize("text", ["a:1,", ",", "a:1,a:1"])
+def test_failover_targets_are_named_once(text):
+    with pytest.raises(click.BadParameter):
+        Addresses().convert(text, None, None)
 
 
 def test_of_several_meshes_at_other_ports_the_caller_has_to_choose():

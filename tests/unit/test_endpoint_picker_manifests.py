@@ -49,6 +49,15 @@ def test_the_pool_names_the_service_of_the_picker_and_the_pods_that_it_scrapes(r
     assert config.endpoints == f"dns:///vllm:{pool['targetPorts'][0]['number']}"
 
 
+def test_gateways_connect_with_tls_and_only_theirs_may(rendered):
+    config = settings(rendered)
+    assert config.unauthenticated_tls
+    assert not config.insecure
+    policy = get_object(rendered, "NetworkPolicy", "picker")["spec"]["ingress"]
+    (gateway,) = [each for each in policy if {"port": 9002} in each["ports"]]
+    assert gateway["from"]
+
+
 def test_a_pod_has_the_time_to_drain_and_the_memory_for_bodies(rendered):
     pod = get_object(rendered, "Deployment", "picker")["spec"]["template"]["spec"]
     config = settings(rendered)

@@ -10,6 +10,7 @@ from manifest_check.objects import TIERS, Manifests
 from manifest_check.references import needed_secrets
 from manifest_check.rules import manifest_faults
 from manifests import DEPLOY_FOLDER, LOCAL_OVERLAY, OVERLAYS, container, get_object, pods_of, render_overlay
+from penstock.chassis.kubernetes import SERVICE_ACCOUNT_FOLDER
 
 COMPONENTS = DEPLOY_FOLDER / "k8s" / "components"
 
@@ -140,3 +141,38 @@ def test_a_region_has_an_authority_that_its_cluster_does_not_make():
     assert needed_secrets(manifests) == ["auth-postgres", "door-tls", "penstock-ca", "penstock-regions"]
     assert [each["metadata"]["name"] for each in manifests.of_kind("Issuer")] == ["penstock"]
     assert "penstock-ca" not in needed_secrets(Manifests(render_overlay(OVERLAYS / "postgres")))
+
+
+@pytest.mark.parametrize("region", ["eu", "us"])
+def test_all_replicas_of_routing_share_the_state_of_regions_and_may_change_nothing_else(region):
+    manifests = Manifests(render_overlay(OVERLAYS / f"region-{region}"))
+    (routing,) = manifests.of_tier("routing")
+    (process,) = routing.processes
+    assert routing.spec["replicas"] > 1
+    scheme, name = manifests.environment(process)["PENSTOCK_ROUTING_REGIONS_STATE"].split(":")
+    assert scheme == "configmap"
+    assert "data" not in manifests.find("ConfigMap", name), "applying the overlay again would reset it"
+    (binding,) = manifests.of_kind("RoleBinding")
+    assert [each["name"] for each in binding["subjects"]] == [routing.pod["serviceAccountName"]]
+    assert manifests.find("Role", binding["roleRef"]["name"])["rules"] == [
+        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["get", "patch"]}
+    ]
+    assert SERVICE_ACCOUNT_FOLDER in process.mounts
+
+
+def test_routing_of_a_region_reads_every_proxy():
+    manifests = Manifests(render_overlay(OVERLAYS / "region-eu"))
+    (routing,), (proxy,) = manifests.of_tier("routing"), manifests.of_tier("envoy")
+    address = manifests.environment(routing.processes[0])["PENSTOCK_ROUTING_PROXY_STATS"]
+    service = manifests.find("Service", "proxies")["spec"]
+    assert address == f"dns:///proxies:{service['ports'][0]['port']}"
+    assert [each.name for each in manifests.selected({"matchLabels": service["selector"]})] == [proxy.name]
+    bootstrap = json.loads(
+        next(
+            each["data"]["bootstrap.json"]
+            for each in manifests.of_kind("ConfigMap")
+            if "bootstrap.json" in (each.get("data") or {})
+        )
+    )
+    listeners = [each["address"]["socket_address"]["port_value"] for each in bootstrap["static_resources"]["listeners"]]
+    assert service["ports"][0]["port"] in listeners

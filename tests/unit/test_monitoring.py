@@ -29,7 +29,8 @@ ALL_SERIES = [
     each for tier in runpy.run_path(str(REPO / "tools" / "gen_metric_docs"))["TIERS"].values() for each in tier
 ]
 SCRAPE_LABELS = {"job", "instance"}
-LABELS = {"up": SCRAPE_LABELS}  # labels of each name that a query may select
+# Labels of each name that a query may select.
+LABELS = {"up": SCRAPE_LABELS, "envoy_cluster_membership_healthy": SCRAPE_LABELS | {"envoy_cluster_name"}}
 for _each in ALL_SERIES:
     _labels = SCRAPE_LABELS | set(_each.prometheus_labels)
     if _each.kind is Kind.HISTOGRAM:
@@ -130,7 +131,7 @@ def test_a_dashboard_can_be_imported_into_any_grafana(path):
 def test_dashboards_have_titles_and_uids_of_their_own_and_there_is_one_for_each_tier():
     uids = {each.uid for each in DASHBOARDS}
     assert len(uids) == len(DASHBOARDS) == len({each.title for each in DASHBOARDS})
-    pages = ("overview", "auth", "batch", "edge", "queue", "routing", "scheduler", "worker", "tenant")
+    pages = ("overview", "auth", "batch", "edge", "picker", "queue", "routing", "scheduler", "worker", "tenant")
     assert uids == {f"penstock-{each}" for each in pages}
     maps = [each for each in render_overlay(OVERLAYS / "autoscaled") if each["kind"] == "ConfigMap"]
     found = {

@@ -1,18 +1,14 @@
 """Deletion costs of worker pods: which are written, and the calls to the API server."""
 
-import json
-import ssl
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import ClassVar
+from http import HTTPStatus
 
 import pytest
 from structlog.testing import capture_logs
 
-from door_certificates import CertificateAuthority
+from kubernetes_api import serving_api
 from penstock.chassis.config import ConfigError
-from penstock.scheduler.autoscaling.pod_annotations import ANNOTATION, KubernetesApi, PodAnnotations
+from penstock.chassis.kubernetes import KubernetesApi
+from penstock.scheduler.autoscaling.pod_annotations import ANNOTATION, PodAnnotations
 from penstock.scheduler.autoscaling.pod_costs import MAX_CHANGES, PodCosts, pod_of
 
 
@@ -57,73 +53,31 @@ def test_few_costs_are_written_at_once_and_those_of_idle_pods_first():
     assert list(changes)[:3] == ["idle-0", "idle-1", "idle-2"]
 
 
-class ApiServer(BaseHTTPRequestHandler):
-    """Records patches. Pods named `gone` do not exist, and those named `forbidden` must not be changed."""
-
-    patches: ClassVar[list] = []
-
-    def do_PATCH(self):  # name of the base class
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.patches.append((self.path, self.headers["Authorization"], self.headers["Content-Type"], json.loads(body)))
-        pod = self.path.rpartition("/")[2]
-        self.send_response({"gone": 404, "forbidden": 403}.get(pod, 200))
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
-
-
-@contextmanager
-def api_server(folder):
-    """An API server over TLS, and the folder of a service account."""
-    authority = CertificateAuthority()
-    certificate, key = authority.issue()
-    (folder / "ca.crt").write_bytes(authority.pem)
-    (folder / "server.pem").write_bytes(certificate + key)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "server.pem")
-    (folder / "token").write_text("secret\n")
-    (folder / "namespace").write_text("penstock")
-    server = HTTPServer(("127.0.0.1", 0), ApiServer)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    ApiServer.patches.clear()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield KubernetesApi(f"https://127.0.0.1:{server.server_port}", folder)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 async def test_a_cost_is_an_annotation_of_the_pod(tmp_path):
-    leases = {"worker-a": 3}
-    with api_server(tmp_path) as api:
-        annotations = PodAnnotations(api, lambda: leases)
+    with serving_api(tmp_path) as server:
+        server.add("pods/worker-a")
+        annotations = PodAnnotations(server.api, lambda: {"worker-a": 3})
         await annotations.look()
         await annotations.look()
-    [(path, authorization, kind, body)] = ApiServer.patches
-    assert path == "/api/v1/namespaces/penstock/pods/worker-a"
-    assert (authorization, kind) == ("Bearer secret", "application/merge-patch+json")
-    assert body == {"metadata": {"annotations": {ANNOTATION: "3"}}}
+    assert server.patches == [("pods/worker-a", {"metadata": {"annotations": {ANNOTATION: "3"}}})]
+    assert server.authorizations == {"Bearer secret"}
 
 
 async def test_a_refusal_for_one_pod_does_not_stop_the_others(tmp_path):
-    leases = {"forbidden": 1, "gone": 2, "worker-a": 3}
-    with api_server(tmp_path) as api:
-        annotations = PodAnnotations(api, lambda: leases)
+    with serving_api(tmp_path) as server:
+        server.add("pods/worker-a")
+        server.refusals["forbidden"] = HTTPStatus.FORBIDDEN
+        annotations = PodAnnotations(server.api, lambda: {"forbidden": 1, "gone": 2, "worker-a": 3})
         for _ in range(2):
             await annotations.look()
-    pods = [path.rpartition("/")[2] for path, *_ in ApiServer.patches]
+    pods = [path.rpartition("/")[2] for path, _ in server.patches]
     assert pods == ["forbidden", "gone", "worker-a", "forbidden"], "one that is gone is not tried again"
 
 
 async def test_an_unreachable_server_is_called_once_a_look(tmp_path):
-    with api_server(tmp_path) as api:
+    with serving_api(tmp_path) as server:
         pass
-    annotations = PodAnnotations(api, lambda: {"worker-a": 3, "worker-b": 3})
+    annotations = PodAnnotations(server.api, lambda: {"worker-a": 3, "worker-b": 3})
     for _ in range(2):
         with capture_logs() as lines:
             await annotations.look()
@@ -133,4 +87,4 @@ async def test_an_unreachable_server_is_called_once_a_look(tmp_path):
 def test_a_scheduler_outside_of_kubernetes_cannot_write_costs(monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ConfigError, match="PENSTOCK_SCHEDULER_POD_DELETION_COSTS"):
-        KubernetesApi.of_pod()
+        KubernetesApi.of_pod("PENSTOCK_SCHEDULER_POD_DELETION_COSTS", "pod-deletion-costs")

@@ -5,7 +5,8 @@ import time
 import pytest
 
 from door_certificates import DAY, CertificateAuthority, CertificateFolder
-from penstock.routing.door_certificate import CertificateInvalid, CertificatePair, DoorCertificate, read_pair
+from penstock.chassis.security.certificate_pair import CertificateInvalid, CertificatePair, read_pair
+from penstock.routing.door_certificate import DoorCertificate
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from envoy_data_plane.envoy.config.listener.v3 import Listener
 from envoy_data_plane.envoy.config.route.v3 import RouteConfiguration
 from envoy_data_plane.envoy.extensions.transport_sockets.tls.v3 import Secret
 
+from penstock.chassis.security.certificate_pair import CertificatePair
 from penstock.mesh.identity_header import HEADER
-from penstock.routing.door_certificate import CertificatePair
 from penstock.routing.edges.edge_spec import Address, parse_specs
 from penstock.routing.resources.build import ProxyConfig, build_snapshot
 from penstock.routing.resources.tracing import Collector

@@ -7,6 +7,7 @@ FIRST_TOKEN = "gen_ai_server_time_to_first_token_seconds"  # noqa: S105  # a met
 PER_TOKEN = "gen_ai_server_time_per_output_token_seconds"  # noqa: S105
 DURATION = "gen_ai_server_request_duration_seconds"
 REQUESTS = "penstock_edge_requests_total"
+REGION_DOORS = 'envoy_cluster_membership_healthy{envoy_cluster_name=~"region_.*"}'
 
 
 def rate(series: str, labels: str = "", matchers: str = "") -> str:
@@ -328,6 +329,22 @@ ROUTING = Dashboard(
         panel("Frames to proxies", "reqps", "{{type}}", rate("penstock_xds_responses_total", "type")),
         panel("Configurations published", "reqps", "snapshots", rate("penstock_routing_snapshots_total")),
         panel("Failed polls of edges", "reqps", "polls", rate("penstock_routing_discovery_failures_total")),
+        # Replicas of routing export the same numbers.
+        panel(
+            "New calls by region",
+            "percentunit",
+            "{{region}}",
+            "max by (region) (penstock_routing_region_share_ratio)",
+            "The region to which a call goes first, if its tenant allows every region.",
+        ),
+        panel("Drained regions", "short", "{{region}}", "max by (region) (penstock_routing_region_drained_ratio)"),
+        panel(
+            "Proxies that find a region healthy",
+            "short",
+            "{{envoy_cluster_name}}",
+            f"sum by (envoy_cluster_name) ({REGION_DOORS})",
+            "Of each other region: the proxies whose health checks of its region door succeed.",
+        ),
         *process_panels("routing"),
     ),
 )
@@ -350,8 +367,44 @@ BATCH = Dashboard(
             {"chunks {{instance}}": "penstock_batch_chunks", "edges {{instance}}": "penstock_batch_edges"},
         ),
         panel("Files", "bytes", "bytes", "max(penstock_batch_files_bytes)"),
+        panel("Disk", "percentunit", "{{instance}}", "penstock_batch_disk_used_ratio"),
         panel("Store available", "short", "{{instance}}", "penstock_batch_store_available"),
         *process_panels("batch"),
+    ),
+)
+
+PICKER = Dashboard(
+    "penstock-picker",
+    "Penstock: endpoint picker",
+    (
+        panel("Endpoints", "short", "{{state}}", total("penstock_picker_endpoints", "state")),
+        Panel(
+            "Slots",
+            "short",
+            {"slots": total("penstock_picker_slots"), "held": total("penstock_picker_slots_held")},
+            meaning="Slots are those of usable endpoints, without those that other users of the servers take.",
+        ),
+        panel("Requests with an endpoint", "reqps", "{{model}}", rate("penstock_picker_picks_total", "model")),
+        panel(
+            "Requests without one",
+            "reqps",
+            "{{class}} {{reason}}",
+            rate("penstock_picker_rejections_total", "class, reason"),
+        ),
+        panel("Waiting", "short", "requests", total("penstock_picker_waiting")),
+        Panel("Wait for a slot", "s", quantiles("penstock_picker_wait_seconds", "class", of=(0.5, 0.95))),
+        Panel("Time to choose an endpoint", "s", quantiles("penstock_picker_pick_seconds")),
+        panel("Prompt tokens", "short", "{{source}}", rate("penstock_picker_prompt_tokens_total", "source")),
+        panel("Responses", "reqps", "{{outcome}}", rate("penstock_picker_responses_total", "outcome")),
+        Panel(
+            "Served elsewhere, and failed scrapes",
+            "reqps",
+            {
+                "served by another endpoint": rate("penstock_picker_moves_total"),
+                "scrapes without a load": rate("penstock_picker_scrape_failures_total"),
+            },
+        ),
+        *process_panels("picker"),
     ),
 )
 
@@ -377,4 +430,4 @@ TENANT = Dashboard(
     variables=("tenant",),
 )
 
-DASHBOARDS = (OVERVIEW, EDGE, AUTH, QUEUE, SCHEDULER, WORKER, ROUTING, BATCH, TENANT)
+DASHBOARDS = (OVERVIEW, EDGE, AUTH, QUEUE, SCHEDULER, WORKER, ROUTING, BATCH, PICKER, TENANT)

@@ -7,6 +7,7 @@ from monitoring.slo import FAST, OBJECTIVES, SLOW, Burn, Objective, recorded
 
 RUNBOOKS = "docs/operations/alerts.md"
 INTERVAL = "30s"
+UNANSWERED = 'penstock_edge_spill_offers_total{outcome=~"UNANSWERED|LOST"}'
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ FAULTS = (
     Fault(
         alert="PenstockProcessDown",
         severity="page",
-        expression='up{job=~"(auth|batch|edge|queue|routing|scheduler|worker).*"} == 0',
+        expression='up{job=~"(auth|batch|edge|picker|queue|routing|scheduler|worker).*"} == 0',
         held="1m",
         runbook="a-process-is-down",
         summary="{{ $labels.instance }} of {{ $labels.job }} does not answer scrapes",
@@ -77,6 +78,54 @@ FAULTS = (
         held="1m",
         runbook="the-store-of-batches-is-unavailable",
         summary="{{ $labels.instance }} cannot use the store of batches",
+    ),
+    Fault(
+        alert="PenstockBatchDiskFull",
+        severity="ticket",
+        expression="penstock_batch_disk_used_ratio > 0.9",
+        held="1m",
+        runbook="the-disk-of-batches-is-full",
+        summary="The volume of {{ $labels.instance }} is {{ $value | humanizePercentage }} full",
+    ),
+    Fault(
+        alert="PenstockRegionDrained",
+        severity="ticket",
+        expression="max by (region) (penstock_routing_region_drained_ratio) == 1",
+        held="1h",
+        runbook="a-region-is-drained",
+        summary="An operator has drained the region {{ $labels.region }} more than an hour ago",
+    ),
+    Fault(
+        alert="PenstockRegionUnreachable",
+        severity="ticket",
+        # Of Envoy, which has a cluster for each other region.
+        expression=(
+            'max by (envoy_cluster_name) (envoy_cluster_membership_healthy{envoy_cluster_name=~"region_.*"}) == 0'
+        ),
+        held="5m",
+        runbook="a-region-is-unreachable",
+        summary="No proxy finds the region door of {{ $labels.envoy_cluster_name }} healthy",
+    ),
+    Fault(
+        alert="PenstockSpillUnanswered",
+        severity="ticket",
+        # Single requests are lost with each edge that ends.
+        expression=(
+            f"sum by (region) (increase({UNANSWERED}[5m])) >= 10\n"
+            f"and sum by (region) (increase({UNANSWERED}[5m]))"
+            " / sum by (region) (increase(penstock_edge_spill_offers_total[5m])) > 0.1"
+        ),
+        held="2m",
+        runbook="a-region-does-not-answer-offers",
+        summary="{{ $value | humanize }} requests that were offered to {{ $labels.region }} in 5 minutes got no answer",
+    ),
+    Fault(
+        alert="PenstockPickerWithoutEndpoints",
+        severity="page",
+        expression='sum by (job, instance) (penstock_picker_endpoints{state=~"ready|degraded"}) == 0',
+        held="30s",
+        runbook="the-endpoint-picker-has-no-endpoint",
+        summary="{{ $labels.instance }} has no usable server, and refuses every request",
     ),
     Fault(
         alert="PenstockCertificateExpires",

@@ -10,7 +10,7 @@ import structlog
 from penstock.batch.jobs.batch import Batch, Status
 from penstock.batch.metrics import STATE_FIGURE
 from penstock.batch.store.statements import BATCH_COLUMNS, batch_of
-from penstock.batch.store.store import BatchStore
+from penstock.batch.store.store import BatchStore, in_thread
 from penstock.chassis.database.statements import Transaction
 from penstock.chassis.errors import PenstockError
 
@@ -81,11 +81,12 @@ class CensusTaker:
     def __init__(self, store: BatchStore) -> None:
         self._store = store
         self.latest = Census()
+        self.disk_used = 0.0  # share of the volume of the contents
         self.is_available = True
 
     @property
     def figures(self) -> dict[str, float]:
-        return {**self.latest.figures, "store_available": self.is_available}
+        return {**self.latest.figures, "disk_used": self.disk_used, "store_available": self.is_available}
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -96,6 +97,7 @@ class CensusTaker:
     async def look(self) -> None:
         try:
             self.latest = await self._store.run(take_census)
+            self.disk_used = await in_thread(self._store.blobs.used_share)
         except PenstockError as error:
             if self.is_available:
                 log.warning("store_unavailable", error=error.message)

@@ -25,6 +25,7 @@ OBSERVED_FIGURES: Mapping[str, tuple[Series, tuple[str, ...]]] = {
     "lines_left": (series.LINES_LEFT, ()),
     "time_left_s": (series.TIME_LEFT, ()),
     "file_bytes": (series.FILES, ()),
+    "disk_used": (series.DISK_USED, ()),
 }
 
 _commit_duration = histogram(series.COMMIT_DURATION)

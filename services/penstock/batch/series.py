@@ -44,6 +44,7 @@ TIME_LEFT = gauge(
     " 1,000 batches.",
 )
 FILES = gauge("penstock.batch.files", "By", "Size of the files of all tenants, outputs included.")
+DISK_USED = gauge("penstock.batch.disk_used", "1", "Used share of the volume of the files; 0 for a bucket.")
 
 SERIES = (
     LINES,
@@ -57,4 +58,5 @@ SERIES = (
     LINES_LEFT,
     TIME_LEFT,
     FILES,
+    DISK_USED,
 )

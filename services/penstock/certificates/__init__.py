@@ -1,4 +1,4 @@
 """Makes certificates: an authority and the leaves of processes, for local meshes, commands and tests.
 
-It needs the package `cryptography`, which tiers other than auth do not have. They only read certificates.
+It needs the package `cryptography`, which most tiers do not have. They only read certificates.
 """

@@ -24,11 +24,12 @@ class GenerateOptions:
     explain: bool = False
     raw: bool = False  # without the chat template
     form: Form | None = None  # of the answer
+    failover: tuple[str, ...] = ()  # targets of other regions
 
 
 async def generate(target: str, api_key: str, options: GenerateOptions, *, as_json: bool) -> None:
     """Stream the answer to stdout; raises PenstockError if the mesh rejects it."""
-    async with Client(target, api_key=api_key) as client:
+    async with Client(target, failover=options.failover, api_key=api_key) as client:
         started = time.perf_counter()
         async with client.generate(
             options.prompt if options.raw else [{"role": "user", "content": options.prompt}],

@@ -95,6 +95,18 @@ class RegionNames(click.ParamType[tuple[str, ...]]):
         return names
 
 
+class Addresses(click.ParamType[tuple[str, ...]]):
+    """Addresses of edges or regions of local meshes, separated by commas."""
+
+    name = "addresses"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        found = value if isinstance(value, tuple) else tuple(value.split(",")) if value else ()
+        if not all(found) or len(set(found)) < len(found):
+            self.fail(f"{value!r} must name addresses, each once", param, ctx)
+        return found
+
+
 class Setting(click.ParamType[str]):
     """A setting of one tier; the tier checks its value."""
 
@@ -234,6 +246,24 @@ def find_target(target: str, key: str) -> tuple[str, str]:
         message = "no mesh runs here: start one with `penstock up`, or name one with --target HOST:PORT"
         raise click.UsageError(message)
     return state.grpc, find_key(key, state)
+
+
+def find_failover(names: Sequence[str], home: str, key: str) -> tuple[str, ...]:
+    """Return the addresses of edges of other regions, for a client of `home` with the final `key`.
+
+    Raises UsageError if one is `home`, or is of another mesh than that of a local `key`.
+    """
+    found = []
+    for name in names:
+        address, own_key = find_target(name, "")
+        if address == home:
+            message = f"{name} is the target itself: name other regions with --failover"
+            raise click.UsageError(message)
+        if own_key != key and key in {state.api_key for state in running_meshes()}:
+            message = f"the key of the mesh that runs here is not sent to {name}: name a key for both with --key"
+            raise click.UsageError(message)
+        found.append(address)
+    return tuple(found)
 
 
 def find_key(key: str, state: MeshState | None) -> str:

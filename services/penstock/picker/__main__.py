@@ -7,7 +7,6 @@ from penstock.chassis.config import ConfigError
 from penstock.chassis.http2.limits import Http2Limits
 from penstock.chassis.lifecycle import background, stop_requested
 from penstock.chassis.operators.listeners import OperatorListeners
-from penstock.chassis.security.process import open_security
 from penstock.chassis.server.admin import AdminService
 from penstock.chassis.server.server import serving
 from penstock.ext_proc.external_processor_pb2_grpc import add_ExternalProcessorServicer_to_server
@@ -17,6 +16,7 @@ from penstock.picker.endpoints.discovery import EndpointDiscovery
 from penstock.picker.endpoints.fleet import EndpointFleet
 from penstock.picker.endpoints.scraper import EndpointScraper
 from penstock.picker.picking.picker import EndpointPicker
+from penstock.picker.server_tls import picker_security
 from penstock.picker.service import ExternalProcessor, ProcessorLimits
 from penstock.picker.snapshot import figures, tables
 
@@ -57,7 +57,7 @@ async def run_picker(config: PickerConfig) -> None:
             drain_grace=config.drain_grace,
             advertise=config.advertise,
             limits=Http2Limits(message_bytes=config.max_body_bytes + FRAME_BYTES, max_streams=MAX_STREAMS),
-            security=open_security(config),
+            security=picker_security(config),
         ),
     ):
         await stop_requested()

@@ -1,6 +1,7 @@
 """Settings of the endpoint picker."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from penstock.chassis.config import ServiceConfig, setting
 from penstock.picker.endpoints.discovery import FILE_SCHEME, parse_endpoints
@@ -17,6 +18,18 @@ class PickerConfig(ServiceConfig):
     """Settings of `PENSTOCK_PICKER_*`."""
 
     listen: str = setting("127.0.0.1:9002", "Address of the external processor.", unit="host:port")
+    unauthenticated_tls: bool = setting(
+        False,
+        "Serve TLS without a certificate of the caller. The connection is encrypted, and everyone who reaches the port"
+        " is served. Not with `tls_certificate` or `insecure`.",
+    )
+    server_certificate: Path | None = setting(
+        None,
+        "Certificate for `unauthenticated_tls` with intermediate ones, in PEM, read again when it changes. Empty: one"
+        " that is made and signed at each start, which callers cannot verify.",
+        unit="path",
+    )
+    server_key: Path | None = setting(None, "Key of `server_certificate`, in PEM.", unit="path")
     endpoints: str = setting(
         "127.0.0.1:8000",
         "Servers, separated by commas: ip:port, or dns:///name:port for one per DNS record, or file:///PATH of such a"
@@ -73,6 +86,7 @@ class PickerConfig(ServiceConfig):
         ServiceConfig.__post_init__(self)
         if not self.endpoints.startswith(FILE_SCHEME) and not parse_endpoints(self.endpoints):
             raise ValueError("endpoints must name at least one as ip:port, dns:///name:port or file:///PATH")
+        self._check_server_tls()
         for name in ("slots", "max_waiting", "max_body_bytes", "max_held_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
@@ -89,6 +103,14 @@ class PickerConfig(ServiceConfig):
         if self.default_class not in PRIORITIES:
             raise ValueError(f"default_class must be one of {', '.join(PRIORITIES)}")
         _ = self.callers
+
+    def _check_server_tls(self) -> None:
+        if self.unauthenticated_tls and (self.tls_certificate or self.insecure):
+            raise ValueError("unauthenticated_tls must be unset if tls_certificate or insecure is set")
+        if (self.server_certificate is None) != (self.server_key is None):
+            raise ValueError("server_certificate and server_key must be set together")
+        if self.server_certificate and not self.unauthenticated_tls:
+            raise ValueError("server_certificate needs unauthenticated_tls; with mutual TLS, set tls_certificate")
 
     @property
     def callers(self) -> CallerHeaders:

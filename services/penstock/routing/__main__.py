@@ -8,15 +8,17 @@ from pathlib import Path
 import structlog
 
 from penstock.chassis.config import ConfigError
+from penstock.chassis.kubernetes import KubernetesApi
 from penstock.chassis.lifecycle import background, main, stop_requested
 from penstock.chassis.observability.sampling import HeadSampler
 from penstock.chassis.operators.listeners import OperatorListeners
+from penstock.chassis.security.certificate_pair import CertificateInvalid
 from penstock.chassis.security.process import is_loopback_address, open_security
 from penstock.chassis.server.server import serving
 from penstock.chassis.streams.protocol import hello_of
 from penstock.mesh.v1.routing_pb2_grpc import add_RoutingServiceServicer_to_server
-from penstock.routing.config import RoutingConfig
-from penstock.routing.door_certificate import CertificateInvalid, DoorCertificate
+from penstock.routing.config import RoutingConfig, config_map_name
+from penstock.routing.door_certificate import DoorCertificate
 from penstock.routing.edges.discovery import EdgeDiscovery
 from penstock.routing.edges.edge_spec import Address
 from penstock.routing.reconciler import Reconciler
@@ -24,7 +26,9 @@ from penstock.routing.regions.admin import RoutingAdminService
 from penstock.routing.regions.planner import RegionPlanner
 from penstock.routing.regions.proxy_stats import read_proxies
 from penstock.routing.regions.region_state import RegionStateInvalid
-from penstock.routing.regions.state_file import RegionStateFile
+from penstock.routing.regions.state_config_map import StateConfigMap
+from penstock.routing.regions.state_file import StateFile
+from penstock.routing.regions.state_store import RegionStateStore, StatePlace
 from penstock.routing.regions.watch import RegionWatchService
 from penstock.routing.resources.build import ProxyConfig
 from penstock.routing.resources.tracing import Collector
@@ -83,17 +87,25 @@ async def run_routing(config: RoutingConfig) -> None:
 
 
 async def planner_of(config: RoutingConfig) -> RegionPlanner:
-    """Return the planner of regions. Raises ConfigError if the file of their state cannot be used."""
+    """Return the planner of regions. Raises ConfigError if their state cannot be read."""
+    place = state_place(config.regions_state)
     try:
-        file = await RegionStateFile.load(Path(config.regions_state)) if config.regions_state else None
+        store = await RegionStateStore.load(place) if place else None
     except (RegionStateInvalid, OSError) as error:
         raise ConfigError(f"PENSTOCK_ROUTING_REGIONS_STATE cannot be used: {error}") from error
     return RegionPlanner(
         own=config.region,
         others=tuple(each.name for each in config.other_regions),
-        file=file,
+        store=store,
         return_step_s=config.region_return_step,
     )
+
+
+def state_place(setting: str) -> StatePlace | None:
+    """Return the place of the state of regions, None without one. Raises ConfigError for a ConfigMap outside a pod."""
+    if name := config_map_name(setting):
+        return StateConfigMap(KubernetesApi.of_pod("PENSTOCK_ROUTING_REGIONS_STATE", "regions"), name)
+    return StateFile(Path(setting)) if setting else None
 
 
 def collector_of(config: RoutingConfig) -> Collector | None:

@@ -1,5 +1,6 @@
 """Settings of routing."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,6 +11,9 @@ from penstock.chassis.security.process import is_loopback_address
 from penstock.routing.edges.discovery import FILE_SCHEME
 from penstock.routing.edges.edge_spec import DNS_SCHEME, Address, parse_specs
 from penstock.routing.regions.region_spec import Region, parse_regions
+
+CONFIG_MAP_SCHEME = "configmap:"
+_CONFIG_MAP = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,9 +103,9 @@ class RoutingConfig(ServiceConfig):
     )
     regions_state: str = setting(
         "",
-        "File in which drains and weights of regions are kept, the same for all replicas of routing. Empty: regions"
-        " cannot be drained or weighted.",
-        unit="path",
+        "File in which drains and weights of regions are kept, the same for all replicas of routing, or configmap:NAME"
+        " for a ConfigMap of the own namespace. Empty: regions cannot be drained or weighted.",
+        unit="path or configmap:NAME",
     )
     region_return_step: float = setting(
         10.0,
@@ -151,6 +155,7 @@ class RoutingConfig(ServiceConfig):
             raise ValueError("regions_state needs regions")
         if self.region_auths and not self.region_listen:
             raise ValueError("region_auths needs region_listen, behind which auth of other regions reaches them")
+        config_map_name(self.regions_state)
         if not self.region_listen:
             return
         Address.parse(self.region_listen)
@@ -176,3 +181,13 @@ class RoutingConfig(ServiceConfig):
 
 def _addresses(texts: tuple[str, ...]) -> tuple[Address, ...]:
     return tuple(Address.parse(each.removeprefix(DNS_SCHEME)) for each in texts)
+
+
+def config_map_name(place: str) -> str:
+    """Return the name of the ConfigMap of configmap:NAME, empty for a path. Raises ValueError if it cannot be one."""
+    name = place.removeprefix(CONFIG_MAP_SCHEME)
+    if name == place:
+        return ""
+    if not _CONFIG_MAP.fullmatch(name):
+        raise ValueError(f"regions_state must name a ConfigMap after {CONFIG_MAP_SCHEME}, which {name!r} is not")
+    return name

@@ -9,8 +9,9 @@ import structlog
 
 from penstock.chassis.observability.metrics import Observation
 from penstock.chassis.observability.series import CERTIFICATE_EXPIRY
+from penstock.chassis.security.certificate_pair import CertificatePair
 from penstock.routing import series
-from penstock.routing.door_certificate import CertificatePair, DoorCertificate
+from penstock.routing.door_certificate import DoorCertificate
 from penstock.routing.edges.discovery import EdgeDiscovery
 from penstock.routing.edges.edge_spec import Edge, InvalidEdge
 from penstock.routing.regions.planner import RegionPlanner

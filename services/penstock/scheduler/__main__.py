@@ -5,6 +5,7 @@ from uuid import uuid4
 
 from penstock.chassis import lifecycle
 from penstock.chassis.clocks import StallFreeClock
+from penstock.chassis.kubernetes import KubernetesApi
 from penstock.chassis.lifecycle import background, stop_requested
 from penstock.chassis.operators.listeners import OperatorListeners
 from penstock.chassis.security.process import open_security
@@ -15,7 +16,7 @@ from penstock.keda.externalscaler_pb2_grpc import add_ExternalScalerServicer_to_
 from penstock.mesh.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from penstock.scheduler.autoscaling.external_scaler import ExternalScaler
 from penstock.scheduler.autoscaling.fleet_demand import FleetDemand
-from penstock.scheduler.autoscaling.pod_annotations import KubernetesApi, PodAnnotations
+from penstock.scheduler.autoscaling.pod_annotations import PodAnnotations
 from penstock.scheduler.autoscaling.pod_costs import leases_by_pod
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.dispatcher import Dispatcher
@@ -38,7 +39,8 @@ async def run(config: SchedulerConfig) -> None:
     scaler = ExternalScaler(demand, now=time.monotonic)
     annotations = []
     if config.pod_deletion_costs:
-        annotations.append(PodAnnotations(KubernetesApi.of_pod(), lambda: leases_by_pod(dispatcher.fleet)))
+        api = KubernetesApi.of_pod("PENSTOCK_SCHEDULER_POD_DELETION_COSTS", "pod-deletion-costs")
+        annotations.append(PodAnnotations(api, lambda: leases_by_pod(dispatcher.fleet)))
     async with serving(
         config.listen,
         [(add_SchedulerServiceServicer_to_server, service), (add_ExternalScalerServicer_to_server, scaler)],

@@ -42,5 +42,8 @@ class Blobs(Protocol):
     def free_bytes(self) -> float:
         """Return the bytes that are left. Raises BlobUnavailable."""
 
+    def used_share(self) -> float:
+        """Return the share of the volume that is used; 0 without a volume. Raises BlobUnavailable."""
+
     def delete_parts(self, older_than: float) -> int:
         """Delete what processes that died have left, last written before `older_than` (Unix s). Return their number."""

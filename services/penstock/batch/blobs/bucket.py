@@ -65,6 +65,9 @@ class BucketBlobs:
     def free_bytes(self) -> float:
         return math.inf
 
+    def used_share(self) -> float:
+        return 0.0
+
     def delete_parts(self, older_than: float) -> int:
         deleted = 0
         for each in self._listed("list_multipart_uploads", "Uploads"):

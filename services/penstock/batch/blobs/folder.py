@@ -56,6 +56,13 @@ class FolderBlobs:
         except OSError as error:
             raise BlobUnavailable(str(error)) from error
 
+    def used_share(self) -> float:
+        try:
+            usage = shutil.disk_usage(self._folder)
+        except OSError as error:
+            raise BlobUnavailable(str(error)) from error
+        return 1.0 - usage.free / usage.total if usage.total else 0.0
+
     def delete_parts(self, older_than: float) -> int:
         deleted = 0
         for path in self._folder.glob(f"*{PART_SUFFIX}"):

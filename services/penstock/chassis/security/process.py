@@ -13,6 +13,7 @@ from penstock.chassis.security.certificates import CertificateFiles, Certificate
 from penstock.chassis.security.channels import Dialer
 from penstock.chassis.security.credentials import http2_context, server_credentials
 from penstock.chassis.security.identity import START_SEPARATOR, instance_of
+from penstock.chassis.security.server_certificate import ServerCertificate
 
 log = structlog.get_logger()
 
@@ -23,6 +24,7 @@ class ProcessSecurity:
 
     certificates: CertificateFiles | None = None
     is_insecure: bool = False  # plaintext off loopback is wanted
+    server_certificate: ServerCertificate | None = None  # of a tier whose callers need none
 
     @property
     def dialer(self) -> Dialer:
@@ -36,9 +38,12 @@ class ProcessSecurity:
     def bind(self, server: grpc.aio.Server | Http2Server, listen: str, *, is_development_door: bool = False) -> int:
         """Bind `listen` and return the port: Unix sockets in plaintext, other addresses with mutual TLS.
 
-        A development door is in plaintext on loopback. Raises ConfigError if plaintext would be served off loopback,
+        A development door is in plaintext on loopback. A `server_certificate` is for the server of the tier alone, not
+        for that of operators. Raises ConfigError if plaintext would be served off loopback,
         RuntimeError if the port is taken.
         """
+        if self.server_certificate and isinstance(server, Http2Server) and not listen.startswith("unix:"):
+            return server.add_port(listen, self.server_certificate.http2_context())
         files = self.certificates if self.is_mutual(listen, is_development_door=is_development_door) else None
         if files is None:
             self.check_plaintext(listen)

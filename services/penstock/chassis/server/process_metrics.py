@@ -25,3 +25,5 @@ def process_observations(calls: CallCounter, security: ProcessSecurity) -> Itera
     yield Observation(DRAINING, current_stop().is_requested)
     if security.certificates:
         yield Observation(CERTIFICATE_EXPIRY, security.certificates.current().expires_at, ("mesh",))
+    if security.server_certificate:
+        yield Observation(CERTIFICATE_EXPIRY, security.server_certificate.expires_at, ("server",))

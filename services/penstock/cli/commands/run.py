@@ -7,8 +7,10 @@ import click
 
 from penstock.cli.options import (
     LAST_BASE_PORT,
+    Addresses,
     FiniteFloat,
     RegionNames,
+    find_failover,
     find_target,
     json_option,
     mesh_options,
@@ -60,6 +62,13 @@ def run(prompt: str | None, options: MeshOptions) -> None:
 @click.command()
 @click.argument("prompt")
 @target_options
+@click.option(
+    "--failover",
+    type=Addresses(),
+    default="",
+    metavar="ADDRESS[,ADDRESS]",
+    help="edges or regions that are asked while the target is down; running answers continue there",
+)
 @click.option("--model", default="", help="empty: the only served model")
 @click.option("--max-tokens", type=click.IntRange(1), help="maximum number of output tokens")
 @click.option("--temperature", type=FiniteFloat(0, 2), default=0.0, show_default=True)
@@ -71,7 +80,16 @@ def run(prompt: str | None, options: MeshOptions) -> None:
 @click.option("--regex", help="regular expression that the answer matches as a whole")
 @click.option("--explain", is_flag=True, help="show the time of each tier")
 @json_option
-def generate(target: str, key: str, as_json: bool, json_schema: TextIO | None, regex: str | None, **given: Any) -> None:
+def generate(
+    target: str,
+    key: str,
+    *,
+    failover: tuple[str, ...],
+    as_json: bool,
+    json_schema: TextIO | None,
+    regex: str | None,
+    **given: Any,
+) -> None:
     """Send one request over the gRPC stub and stream the answer."""
     from penstock.cli.generate import GenerateOptions
     from penstock.cli.generate import generate as send
@@ -80,7 +98,9 @@ def generate(target: str, key: str, as_json: bool, json_schema: TextIO | None, r
     if json_schema and regex:
         raise click.UsageError("--json-schema and --regex exclude each other; give one of them")
     form = Form(json_schema=json_schema.read()) if json_schema else Form(regex=regex) if regex else None
-    run_async(send(*find_target(target, key), GenerateOptions(form=form, **given), as_json=as_json))
+    home, found_key = find_target(target, key)
+    options = GenerateOptions(form=form, failover=find_failover(failover, home, found_key), **given)
+    run_async(send(home, found_key, options, as_json=as_json))
 
 
 RUN_COMMANDS = (up, run, generate)

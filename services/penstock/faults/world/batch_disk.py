@@ -109,6 +109,9 @@ class WorldBlobs:
     def free_bytes(self) -> float:
         return 0.0 if self.disk.is_full else math.inf
 
+    def used_share(self) -> float:
+        return float(self.disk.is_full)
+
     def delete_parts(self, older_than: float) -> int:
         """Delete none: a content that is not committed is its writer's alone."""
         del older_than

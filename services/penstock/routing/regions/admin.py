@@ -77,13 +77,13 @@ class RoutingAdminService(AdminService):
         planner = self._reconciler.planner
         if name not in (planner.own, *planner.others) or not planner.others:
             raise NotFound(f"there is no region {name[:64]!r}; see `penstock regions list`", reason="REGION_UNKNOWN")
-        if planner.file is None:
-            text = "routing has no file for the state of regions; set PENSTOCK_ROUTING_REGIONS_STATE"
+        if planner.store is None:
+            text = "routing has no place for the state of regions; set PENSTOCK_ROUTING_REGIONS_STATE"
             raise FailedPrecondition(text, reason="REGIONS_STATE_UNSET")
         try:
-            await planner.file.change(changed)
+            await planner.store.change(changed)
         except OSError as error:
-            text = f"the file of PENSTOCK_ROUTING_REGIONS_STATE cannot be written: {error}"
+            text = f"PENSTOCK_ROUTING_REGIONS_STATE cannot be written: {error}"
             raise Unavailable(text, reason="REGIONS_STATE_UNAVAILABLE") from error
         await self._reconciler.reconcile()
         return self._region(name, self._reconciler.plan, await self._read_proxies())

@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager import v3 as hcm
 
-from penstock.routing.door_certificate import CertificatePair
+from penstock.chassis.security.certificate_pair import CertificatePair
 from penstock.routing.edges.edge_spec import Address, Edge
 from penstock.routing.regions.region_spec import Region
 from penstock.routing.regions.traffic_plan import TrafficPlan, all_orders

@@ -5,7 +5,7 @@ from datetime import timedelta
 from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.extensions.transport_sockets.tls import v3 as tls
 
-from penstock.routing.door_certificate import CertificatePair
+from penstock.chassis.security.certificate_pair import CertificatePair
 from penstock.routing.resources.clusters import ads_config_source, pack_any
 from penstock.routing.resources.types import Resource, ResourceType
 
