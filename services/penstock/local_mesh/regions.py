@@ -1,10 +1,11 @@
 """Whole meshes as regions on this machine, whose doors for other regions are joined by relays with a delay."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import permutations
+from types import MappingProxyType
 
 from penstock.chassis.config import check_region
 from penstock.local_mesh.launch import MeshSecrets, ignore_status, local_mesh
@@ -70,6 +71,7 @@ async def local_regions(
     on_status: ProcessStatusFn = ignore_status,
     *,
     round_trip_s: float = ROUND_TRIP_S,
+    workers: Mapping[str, int] = MappingProxyType({}),
 ) -> AsyncIterator[LocalRegions]:
     """Run one mesh by `options` for each region for the duration of the block.
 
@@ -89,7 +91,13 @@ async def local_regions(
         meshes, shared = {}, MeshSecrets()
         for name, base_port in bases.items():
             others = tuple(f"{to}={link.address}" for (start, to), link in links.items() if start == name)
-            own = replace(options, base_port=base_port, region=name, other_regions=others)
+            own = replace(
+                options,
+                base_port=base_port,
+                region=name,
+                other_regions=others,
+                workers=workers.get(name, options.workers),
+            )
             on_status_here = partial(_report_with_region, on_status, name)
             meshes[name] = await stack.enter_async_context(local_mesh(own, on_status_here, mesh_secrets=shared))
         yield LocalRegions(meshes, links)
