@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.bench.load import BenchRequest, random_prompt
 from penstock.bench.transcript import TokenTranscript, Transcript
@@ -15,12 +16,18 @@ from penstock.client import Client, Options
 PROMPT_TOKENS = 24
 
 
+class Resume(NamedTuple):
+    """The first token of a later attempt."""
+
+    at: float  # Unix s
+    after_retry_s: float  # since the client's retry, the first one if several were needed
+
+
 class ResumingDriver:
-    """Satisfies `Driver` by one SDK client, and keeps when each later attempt of an answer has its first token."""
+    """Satisfies `Driver` by one SDK client, and keeps the resumes of each answer by its request id."""
 
     def __init__(self, client: Client) -> None:
-        self.resumed_at: dict[str, list[float]] = {}  # Unix s of the first token of each later attempt, by request id
-        self.attempts: dict[str, int] = {}  # by request id
+        self.resumes: dict[str, list[Resume]] = {}
         self._client = client
 
     async def send(self, request: BenchRequest, transcript: Transcript) -> None:
@@ -32,15 +39,16 @@ class ResumingDriver:
                 async for chunk in answer:
                     now = time.time()
                     if answer.attempts > attempt:
+                        resume = Resume(now, time.monotonic() - answer.attempted_at[attempt])
+                        self.resumes.setdefault(request_id, []).append(resume)
                         attempt = answer.attempts
-                        self.resumed_at.setdefault(request_id, []).append(now)
                     transcript.record_chunk(now, chunk)
             transcript.finish(time.time(), answer.finished)
         except PenstockError as error:
             transcript.fail(time.time(), error)
         finally:
             transcript.is_accepted = answer.is_accepted
-            self.attempts[request_id] = transcript.attempts = answer.attempts
+            transcript.attempts = answer.attempts
 
 
 @dataclass(slots=True)

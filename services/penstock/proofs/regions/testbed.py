@@ -10,8 +10,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import grpc
+import psutil
 from rich.console import Console
 
+from penstock.bench.cpu_wait import cpu_use_of
 from penstock.bench.progress import ProgressFn, progress_reporter
 from penstock.client import Client, RetryPolicy
 from penstock.local_mesh.mesh import LocalMesh
@@ -154,6 +156,19 @@ async def open_regions(
                 await testbed.wait_linked()
                 yield testbed
             report_progress("draining both regions")
+
+
+class CpuMeter:
+    """CPU use of the processes of a mesh since the creation of the meter."""
+
+    def __init__(self, mesh: LocalMesh) -> None:
+        own = [child.process.pid for child in mesh.processes.children]
+        self._pids = [*own, *(each.pid for pid in own for each in psutil.Process(pid).children(recursive=True))]
+        self._began = cpu_use_of(self._pids)
+
+    def wait_share(self) -> float:
+        """Return the share of the runnable time that was spent without a core."""
+        return cpu_use_of(self._pids).since(self._began).wait_share
 
 
 async def first_served(testbed: Testbed, timeout_s: float) -> float:
