@@ -176,12 +176,8 @@ def _ledger_lines(
         for each in read_events(folder, "edge", "ticket_done")
     }
     rows = [row for each in charges.values() for row in charges_as_rows(each)]
-    rows = [each for each in rows if each.ticket_id in tickets]
-    answered = [each for each in transcripts if each.outcome in (OK, OVER_LIMIT) or each.tokens]
-    return [
-        reported("answers", sum(each.outcome == OK for each in answered)),
-        *charge_lines(check_charges(answered, rows, tickets)),
-    ]
+    answers = sum(each.outcome == OK for each in transcripts)
+    return [reported("answers", answers), *charge_lines(check_charges(transcripts, rows, tickets))]
 
 
 def _minute_notes(charges: Mapping[str, Sequence[RegionCharge]], begin: float, end: float) -> Iterator[str]:
