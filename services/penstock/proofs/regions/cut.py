@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from penstock.bench.drivers.driver import NO_RETRIES
 from penstock.bench.drivers.grpc import GrpcDriver
 from penstock.bench.transcript import OK, TokenTranscript
-from penstock.client import RetryPolicy
 from penstock.local_mesh.plan import MeshOptions
-from penstock.proofs.card import CardLine, at_least, at_most, charge_lines, exactly, reported, residue_lines
+from penstock.proofs.card import CardLine, at_most, charge_lines, exactly, reported, residue_lines
 from penstock.proofs.checks.ledger import check_charges
 from penstock.proofs.checks.quota import LedgerEntry, TenantLimits, check_limits
 from penstock.proofs.regions.charges import charges_as_rows, read_charges, read_total_tokens
@@ -41,13 +41,11 @@ LIMITS = {
     "few-tokens": TenantLimits(tokens_per_minute=6_000),
 }
 ROAMING = "roaming"
-LIMITED_CLIENTS, ROAMING_CLIENTS = 4, 24  # of closed loops; those of tenants with limits in each region
-TOKENS = 24  # of an answer
+LIMITED_CLIENTS, ROAMING_CLIENTS = 4, 48  # of closed loops; those of tenants with limits in each region
+LIMITED_TOKENS, ROAMING_TOKENS = 24, 40  # of an answer
 PAUSE_AFTER_FAILURE_S = 0.2
-NO_RETRIES = RetryPolicy(max_attempts=1)
 BEFORE_S, AFTER_S = 15.0, 10.0  # of the cut, under the same load
 SETTLE_S = 4.0  # after the load, until totals have crossed
-MIN_USED_PERCENT = 90.0
 OVER_LIMIT = "QUOTA_EXCEEDED"
 
 
@@ -107,8 +105,10 @@ async def _open_loads(testbed: RegionsTestbed, stack: AsyncExitStack, seed: int)
     for region in WORKERS:
         for name in (*LIMITS, *([ROAMING] if region == HOME else [])):
             client = await stack.enter_async_context(testbed.client(region, name, retries=NO_RETRIES))
-            clients = ROAMING_CLIENTS if name == ROAMING else LIMITED_CLIENTS
-            driver, requests = GrpcDriver([client], time.time), fixed_requests(64, TOKENS, seed)
+            is_limited = name in LIMITS
+            clients = LIMITED_CLIENTS if is_limited else ROAMING_CLIENTS
+            tokens = LIMITED_TOKENS if is_limited else ROAMING_TOKENS
+            driver, requests = GrpcDriver([client], time.time), fixed_requests(64, tokens, seed)
             load = ClosedLoopLoad(driver, requests, clients, seed, pause_after_failure=PAUSE_AFTER_FAILURE_S)
             loads.append((name, load))
     return loads
