@@ -25,6 +25,7 @@ from penstock.proofs.regions.load import Resume, active_at
 from penstock.proofs.regions.options import PARTS
 from penstock.proofs.regions.proof import RUN_PARTS
 from penstock.proofs.regions.residency import residency_lines
+from penstock.proofs.regions.residency import void_reason as residency_void_reason
 from penstock.proofs.regions.testbed import PartResult
 
 
@@ -169,6 +170,12 @@ def test_a_prompt_outside_of_its_region_is_found_in_each_record(charges, records
     assert found.outside == 1
     [line] = missed(lines)
     assert figure in line
+
+
+def test_prompts_that_never_could_leave_prove_nothing():
+    assert not residency_void_reason(Counter({"REGION_NOT_ALLOWED": 1}), 1)
+    assert residency_void_reason(Counter({OK: 1}), 1)
+    assert residency_void_reason(Counter({"REGION_NOT_ALLOWED": 1}), 0)
 
 
 def test_a_refusal_and_other_tenants_are_not_outside_of_their_region():

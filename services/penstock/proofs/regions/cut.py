@@ -154,9 +154,7 @@ def tenant_lines(charges: Mapping[str, Sequence[RegionCharge]], span: tuple[floa
         beyond = findings.tokens_over if limits.tokens_per_minute else findings.requests_over
         yield reported(f"{name}: admitted requests", len(own))
         yield at_most(f"{name}: {what} beyond its limit, over both regions", beyond, len(charges))
-        yield at_least(
-            f"{name}: used share of its limit", 100 * used_share(own, limits, end - begin), MIN_USED_PERCENT, "%"
-        )
+        yield reported(f"{name}: used share of its limit", 100 * used_share(own, limits, end - begin), "%")
 
 
 def used_share(entries: Sequence[LedgerEntry], limits: TenantLimits, seconds: float) -> float:

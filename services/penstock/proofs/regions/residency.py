@@ -1,7 +1,7 @@
 """Part `residency`: prompts of a tenant that allows one region never reach another one, whatever fails.
 
 Another tenant, which allows every region, fills the home region at the same time, so that requests leave it. A third of
-the prompts is sent to the door of the other region, and the clients of all others know it.
+the prompts is sent to the proxy of the other region, and the clients of all others know it.
 """
 
 import asyncio
@@ -153,7 +153,7 @@ FAULTS: Mapping[str, Fault] = {
 
 def void_reason(outcomes: Counter[str], spilled: int) -> str:
     if not outcomes[REGION_NOT_ALLOWED]:
-        return "no prompt was sent to the door of the other region"
+        return "no prompt was refused at the proxy of the other region"
     return "" if spilled else "no request of the other tenant left its region"
 
 
@@ -172,7 +172,7 @@ def residency_lines(
     return [
         reported("prompts of the tenant that allows one region", outcomes.total()),
         at_least("of them answered", outcomes[OK], 1),
-        reported("of them refused at the door of the other region", outcomes[REGION_NOT_ALLOWED]),
+        reported("of them refused at the proxy of the other region", outcomes[REGION_NOT_ALLOWED]),
         reported("faults", sum(count for name, count in injected.items() if name != "no fault")),
         reported("requests of another tenant that left the region", spilled),
         reported("requests of another tenant whose clients went to the other region", served_away),
