@@ -15,6 +15,7 @@ from rich.console import Console
 
 from penstock.bench.cpu_wait import cpu_use_of
 from penstock.bench.progress import ProgressFn, progress_reporter
+from penstock.chassis.errors import error_from_rpc
 from penstock.client import Client, RetryPolicy
 from penstock.local_mesh.mesh import LocalMesh
 from penstock.local_mesh.operator_channels import operator_channel
@@ -88,7 +89,7 @@ class RegionsTestbed:
                     try:
                         await admin.PutTenant(pb.PutTenantRequest(tenant=tenant))
                     except grpc.aio.AioRpcError as error:
-                        if name == HOME or NOT_HOME not in (error.details() or "") + str(error.trailing_metadata()):
+                        if name == HOME or error_from_rpc(error).reason != NOT_HOME:
                             raise
         names = {each.tenant_id for each in tenants}
         async with asyncio.timeout(TENANTS_TIMEOUT_S):
