@@ -26,8 +26,8 @@ from penstock.proofs.regions.testbed import (
 from penstock.proofs.testbed.load import ClosedLoopLoad, run_baseline
 from penstock.proofs.testbed.testbed import under_load, wait_for_tokens
 
-# Two cores carry 64 streams. A prompt of 500 tokens takes 10 ms, as on a small GPU: all answers of a region that dies are
-# prefilled again in the other one, at the same time.
+# Two cores carry 64 streams. A prompt of 500 tokens takes 10 ms, as on a small GPU: all answers of a region that dies
+# are prefilled again in the other one, at the same time.
 SETTINGS = (
     *NO_TARGETS,
     "PENSTOCK_WORKER_SLOTS=96",
