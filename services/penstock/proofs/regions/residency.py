@@ -32,8 +32,8 @@ from penstock.v1.admin_pb2 import Tenant
 SLOTS, WORKERS = 8, {HOME: 1, AWAY: 2}
 SETTINGS = (
     f"PENSTOCK_WORKER_SLOTS={SLOTS}",
-    "PENSTOCK_WORKER_SIM_BASE_S=0.02",
-    "PENSTOCK_QUEUE_TTFT_STANDARD=1",
+    "PENSTOCK_WORKER_SIM_BASE_S=0.04",
+    "PENSTOCK_QUEUE_TTFT_STANDARD=2",
 )
 RESIDENT, ROAMING = "resident", "roaming"  # tenants
 RESIDENT_CLIENTS, ROAMING_CLIENTS = 24, 32  # of closed loops
