@@ -57,6 +57,7 @@ class LinkCut:
     cut_at: float
     restored_at: float
     ended_at: float  # of the load
+    spilled: float  # requests that the other region had when the link was cut
     had_blocked_data: bool
 
 
@@ -74,13 +75,11 @@ async def cut(options: RegionsOptions, mesh: MeshOptions, console: Console) -> P
     charges = {name: read_charges(folder) for name, folder in folders.items()}
     transcripts = [each for _, load in loads for each in load.transcripts]
     limited = [each for name, load in loads if name in LIMITS for each in load.transcripts]
-    spilled = sum(
-        each.is_away and each.entry.reserved_at < times.cut_at < each.entry.settled_at for each in charges[HOME]
-    )
-    result = PartResult(void_reason=void_reason(limited, spilled, has_blocked_data=times.had_blocked_data))
+    result = PartResult(void_reason=void_reason(limited, times.spilled, has_blocked_data=times.had_blocked_data))
     result.lines += [
         reported("time for which the link was cut", times.restored_at - times.cut_at, "s"),
-        reported("requests that ran in the other region when the link was cut", spilled),
+        reported("requests that the other region had when the link was cut", times.spilled),
+        reported("requests that it served before and after", sum(each.is_away for each in charges[HOME])),
     ]
     result.lines += tenant_lines(charges, (times.began_at, times.ended_at))
     result.lines += _ledger_lines(testbed, charges, transcripts)
@@ -117,6 +116,7 @@ async def _cut_link(testbed: RegionsTestbed, cut_s: float) -> LinkCut:
     began_at = time.time()
     testbed.report_progress("cut: load before the cut")
     await asyncio.sleep(BEFORE_S)
+    spilled = await testbed.testbeds[HOME].sum_figure("edge", "spilled_requests")
     cut_at = time.time()
     testbed.local.cut(HOME, AWAY)
     testbed.report_progress("cut: the link is cut")
@@ -130,11 +130,12 @@ async def _cut_link(testbed: RegionsTestbed, cut_s: float) -> LinkCut:
         cut_at=cut_at,
         restored_at=restored_at,
         ended_at=time.time(),
+        spilled=spilled,
         had_blocked_data=had_blocked_data,
     )
 
 
-def void_reason(limited: Sequence[TokenTranscript], spilled: int, *, has_blocked_data: bool) -> str:
+def void_reason(limited: Sequence[TokenTranscript], spilled: float, *, has_blocked_data: bool) -> str:
     if not has_blocked_data:
         return "no byte waited while the link was cut"
     if not any(each.outcome == OVER_LIMIT for each in limited):
