@@ -12,6 +12,7 @@ from penstock.proofs.regions.cut import void_reason as cut_void_reason
 from penstock.proofs.regions.drain import cut_lines, end_lines
 from penstock.proofs.regions.judge import (
     RegionCharge,
+    ResidencyFindings,
     Window,
     WorkCount,
     find_outside,
@@ -166,16 +167,18 @@ def ended(tenant="resident", reason="", worker="us-worker-1"):
 )
 def test_a_prompt_outside_of_its_region_is_found_in_each_record(charges, records, figure):
     found = find_outside("resident", charges, records, "eu")
-    lines = residency_lines(Counter({OK: 5}), found, 1, 1, {})
+    lines = residency_lines(Counter({OK: 5}), found, ResidencyFindings(), {})
     assert found.outside == 1
     [line] = missed(lines)
     assert figure in line
 
 
 def test_prompts_that_never_could_leave_prove_nothing():
-    assert not residency_void_reason(Counter({"REGION_NOT_ALLOWED": 1}), 1)
-    assert residency_void_reason(Counter({OK: 1}), 1)
-    assert residency_void_reason(Counter({"REGION_NOT_ALLOWED": 1}), 0)
+    refused, seen = Counter({"REGION_NOT_ALLOWED": 1}), {"charged": 1, "ran": 1, "away": 1}
+    assert not residency_void_reason(refused, ResidencyFindings(**seen))
+    assert residency_void_reason(Counter({OK: 1}), ResidencyFindings(**seen))
+    for name in seen:
+        assert residency_void_reason(refused, ResidencyFindings(**(seen | {name: 0})))
 
 
 def test_a_refusal_and_other_tenants_are_not_outside_of_their_region():

@@ -21,7 +21,7 @@ from penstock.local_mesh.plan import MeshOptions
 from penstock.mesh.regions import REGION_NOT_ALLOWED
 from penstock.proofs.card import CardLine, at_least, exactly, reported
 from penstock.proofs.regions.charges import read_charges
-from penstock.proofs.regions.judge import RegionCharge, ResidencyFindings, find_outside
+from penstock.proofs.regions.judge import ResidencyFindings, find_outside
 from penstock.proofs.regions.load import fixed_requests
 from penstock.proofs.regions.options import RegionsOptions
 from penstock.proofs.regions.testbed import AWAY, HOME, PartResult, RegionsTestbed, open_regions
@@ -42,6 +42,7 @@ RETRIES = RetryPolicy(max_attempts=3, max_wait=0.5, connect_timeout=2.0)
 CALM_S = 2.0  # between two faults
 OUTAGE_S = 4.0  # of faults that the proof ends
 PAUSE_AFTER_FAILURE_S = 0.05
+NO_FAULT = "no fault"
 
 Fault = Callable[[RegionsTestbed], Awaitable[None]]
 
@@ -92,11 +93,10 @@ async def residency(options: RegionsOptions, mesh: MeshOptions, console: Console
             injected = await _inject_all(testbed, resident, options.prompts)
             resident.is_stopped = roaming.is_stopped = True
     charges = {name: read_charges(folder) for name, folder in testbed.folders().items()}
-    ended = {name: read_events(folder, "edge", "ticket_done") for name, folder in testbed.folders().items()}
-    findings = find_outside(RESIDENT, charges, ended, HOME)
-    spilled = sum(each.is_away for each in charges[HOME] if each.entry.tenant_id == ROAMING)
-    result = PartResult(void_reason=void_reason(resident.outcomes, spilled))
-    result.lines += residency_lines(resident.outcomes, findings, spilled, _served_away(charges), injected)
+    ended = {name: list(read_events(folder, "edge", "ticket_done")) for name, folder in testbed.folders().items()}
+    findings, control = (find_outside(tenant, charges, ended, HOME) for tenant in (RESIDENT, ROAMING))
+    result = PartResult(void_reason=void_reason(resident.outcomes, control))
+    result.lines += residency_lines(resident.outcomes, findings, control, injected)
     result.notes += [f"faults: {', '.join(f'{name} {count}' for name, count in injected.items())}"]
     result.notes += [f"outcomes: {', '.join(f'{name} {count}' for name, count in resident.outcomes.most_common())}"]
     return result
@@ -141,7 +141,7 @@ async def _drain_home(testbed: RegionsTestbed) -> None:
 
 
 FAULTS: Mapping[str, Fault] = {
-    "no fault": lambda _: asyncio.sleep(OUTAGE_S),
+    NO_FAULT: lambda _: asyncio.sleep(OUTAGE_S),
     f"{AWAY} killed": lambda testbed: _kill_region(testbed, AWAY),
     "link cut": _cut_link,
     f"auth of {HOME} killed": lambda testbed: _kill_auth(testbed, HOME),
@@ -151,33 +151,27 @@ FAULTS: Mapping[str, Fault] = {
 }
 
 
-def void_reason(outcomes: Counter[str], spilled: int) -> str:
+def void_reason(outcomes: Counter[str], control: ResidencyFindings) -> str:
+    """`control`: what the same records have of the tenant that allows every region."""
     if not outcomes[REGION_NOT_ALLOWED]:
         return "no prompt was refused at the proxy of the other region"
-    return "" if spilled else "no request of the other tenant left its region"
-
-
-def _served_away(charges: Mapping[str, Sequence[RegionCharge]]) -> int:
-    """Return the requests of the other tenant that the other region has served for its own clients."""
-    return sum(each.is_served for each in charges[AWAY] if each.entry.tenant_id == ROAMING)
+    is_found = control.charged and control.ran and control.away
+    return "" if is_found else "a record has no request of the tenant that allows every region"
 
 
 def residency_lines(
-    outcomes: Counter[str],
-    findings: ResidencyFindings,
-    spilled: int,
-    served_away: int,
-    injected: Mapping[str, int],
+    outcomes: Counter[str], findings: ResidencyFindings, control: ResidencyFindings, injected: Mapping[str, int]
 ) -> list[CardLine]:
     return [
         reported("prompts of the tenant that allows one region", outcomes.total()),
         at_least("of them answered", outcomes[OK], 1),
         reported("of them refused at the proxy of the other region", outcomes[REGION_NOT_ALLOWED]),
-        reported("faults", sum(count for name, count in injected.items() if name != "no fault")),
-        reported("requests of another tenant that left the region", spilled),
-        reported("requests of another tenant whose clients went to the other region", served_away),
+        reported("faults", sum(count for name, count in injected.items() if name != NO_FAULT)),
         exactly("prompts of the tenant in the ledger of the other region", findings.charged, 0),
+        reported("requests of the other tenant there", control.charged),
         exactly("prompts of the tenant that ended at edges of the other region", findings.ran, 0),
+        reported("requests of the other tenant that ended there", control.ran),
         exactly("prompts of the tenant that the ledger of its region says were served elsewhere", findings.away, 0),
+        reported("requests of the other tenant that it says were served elsewhere", control.away),
         reported("requests of the tenant that edges of the other region refused", findings.refused),
     ]
