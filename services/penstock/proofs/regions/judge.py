@@ -127,10 +127,6 @@ class ResidencyFindings:
     refused: int = 0  # for the region, by an edge of that region
     away: int = 0  # rows in the ledger of the allowed region that name another one as the worker
 
-    @property
-    def outside(self) -> int:
-        return max(self.charged + self.ran, self.away)
-
 
 def find_outside(
     tenant_id: str,
