@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from rich.console import Console
 
@@ -54,6 +55,7 @@ EVEN_LOAD = {HOME: 0.95, AWAY: 0.95}
 CLIENTS_PER_SLOT = 2  # of the closed loop that measures the capacity
 MAX_SATURATING = 10_000  # requests
 SATURATE_S, WARM_UP_S = 10.0, 15.0
+MAX_EVEN_S = 60.0  # a longer run is for oscillations of the surplus
 WINDOW_S = 5.0
 MAX_LAG_S = 1.0  # by which requests may be sent too late, because this machine is busy
 MIN_SLO_PERCENT = 95.0
@@ -82,8 +84,9 @@ async def overload(options: RegionsOptions, mesh: MeshOptions, console: Console)
             zip(WORKERS, await asyncio.gather(*(_saturate(testbed, each) for each in WORKERS)), strict=True)
         )
         rates = {name: each.tokens_per_s / ANSWER_TOKENS for name, each in saturated.items()}
-        surplus = await _offer(testbed, SURPLUS, SURPLUS_LOAD, rates, options)
-        even = await _offer(testbed, EVEN, EVEN_LOAD, rates, options)
+        loads = _Loads(testbed, rates, options.seed)
+        surplus = await loads.offer(SURPLUS, SURPLUS_LOAD, options.seconds)
+        even = await loads.offer(EVEN, EVEN_LOAD, min(MAX_EVEN_S, options.seconds))
         residue = await residue_of(testbed)
     charges = [each for folder in testbed.folders().values() for each in read_charges(folder)]
     at_home = read_charges(testbed.folders()[HOME])
@@ -148,49 +151,51 @@ async def _work(testbed: RegionsTestbed, region: str) -> WorkCount:
     )
 
 
-async def _offer(
-    testbed: RegionsTestbed,
-    tenant_id: str,
-    loads: Mapping[str, float],
-    rates: Mapping[str, float],
-    options: RegionsOptions,
-) -> OfferedLoad:
-    """Offer a load to both regions; the first seconds are not judged."""
-    transcripts: list[Transcript] = []
-    lags: list[float] = []
-    began_at, began_unix = time.monotonic(), time.time()
+@dataclass(frozen=True, slots=True)
+class _Loads:
+    """Offers loads to both regions, as multiples of their `rates` in requests/s."""
 
-    async def offer_to(region: str, driver: GrpcDriver, seed: int) -> None:
-        async def send(request: BenchRequest) -> None:
-            transcript = Transcript(request.number, time.monotonic())
-            transcripts.append(transcript)
-            lags.append(transcript.started_at - began_at - request.send_at)
-            if len(transcripts) % 100 == 0:
-                testbed.report_progress(f"overload: load {tenant_id}, {len(transcripts)} requests sent")
-            await driver.send(request, transcript)
+    testbed: RegionsTestbed
+    rates: Mapping[str, float]
+    seed: int
 
-        rate = loads[region] * rates[region]
-        requests = random_requests(rate, WARM_UP_S + options.seconds, ANSWER_TOKENS, seed)
-        await send_at_times(requests, lambda request: request.send_at, send)
+    async def offer(self, tenant_id: str, times: Mapping[str, float], seconds: float) -> OfferedLoad:
+        """Send requests of a tenant for a time that is judged, after a warm-up."""
+        transcripts: list[Transcript] = []
+        lags: list[float] = []
+        async with (
+            _driver(self.testbed, HOME, tenant_id) as at_home,
+            _driver(self.testbed, AWAY, tenant_id) as elsewhere,
+            asyncio.TaskGroup() as group,
+        ):
+            offset, begin = time.time() - time.monotonic(), time.monotonic() + WARM_UP_S
+            for number, (region, driver) in enumerate(((HOME, at_home), (AWAY, elsewhere))):
+                rate = times[region] * self.rates[region]
+                requests = random_requests(rate, WARM_UP_S + seconds, ANSWER_TOKENS, self.seed + number)
+                send = partial(self._send, driver, transcripts, lags, begin - WARM_UP_S)
+                group.create_task(send_at_times(requests, lambda request: request.send_at, send))
+            await asyncio.sleep(WARM_UP_S)
+            before = await _work(self.testbed, HOME)
+            await asyncio.sleep(max(0.0, begin + seconds - time.monotonic()))
+            work = (await _work(self.testbed, HOME)).since(before)
+        end = begin + seconds
+        judged = [each for each in transcripts if begin <= each.started_at < end]
+        lag_s = quantile(lags, 0.99)
+        return OfferedLoad(begin=begin + offset, end=end + offset, transcripts=judged, work=work, lag_s=lag_s)
 
-    async with (
-        _driver(testbed, HOME, tenant_id) as at_home,
-        _driver(testbed, AWAY, tenant_id) as elsewhere,
-        asyncio.TaskGroup() as group,
-    ):
-        began_at, began_unix = time.monotonic(), time.time()
-        group.create_task(offer_to(HOME, at_home, options.seed))
-        group.create_task(offer_to(AWAY, elsewhere, options.seed + 1))
-        await asyncio.sleep(WARM_UP_S)
-        before = await _work(testbed, HOME)
-        await asyncio.sleep(max(0.0, began_at + WARM_UP_S + options.seconds - time.monotonic()))
-        work = (await _work(testbed, HOME)).since(before)
-    begin, end = began_at + WARM_UP_S, began_at + WARM_UP_S + options.seconds
-    judged = [each for each in transcripts if begin <= each.started_at < end]
-    offset = began_unix - began_at
-    return OfferedLoad(
-        begin=begin + offset, end=end + offset, transcripts=judged, work=work, lag_s=quantile(lags, 0.99)
-    )
+    async def _send(
+        self,
+        driver: GrpcDriver,
+        transcripts: list[Transcript],
+        lags: list[float],
+        began_at: float,
+        request: BenchRequest,
+    ) -> None:
+        transcript = Transcript(request.number, time.monotonic())
+        transcripts.append(transcript)
+        lags.append(transcript.started_at - began_at - request.send_at)
+        self.testbed.report_progress(f"overload: {len(transcripts)} requests sent")
+        await driver.send(request, transcript)
 
 
 def _windows(charges: Sequence[RegionCharge], tenant_id: str, load: OfferedLoad) -> list[Window]:
