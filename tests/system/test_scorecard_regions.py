@@ -14,7 +14,7 @@ TIMED = "longest of these times"  # depends on free cores
 
 async def test_a_region_is_killed_under_streams_and_no_client_loses_a_token(tiny_model):
     mesh = MeshOptions(model=tiny_model, engine="sim")
-    options = RegionsOptions(parts=("kill",), streams=4, tokens=40)
+    options = RegionsOptions(parts=("kill",), streams=4, tokens=24)
     card = await regions(options, mesh, Console(file=io.StringIO()))
     assert not card.void_reason
     lines = {line.figure.removeprefix("kill: "): asdict(line) for line in card.lines}
