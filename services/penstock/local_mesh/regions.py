@@ -73,7 +73,7 @@ async def local_regions(
     round_trip_s: float = ROUND_TRIP_S,
     workers: Mapping[str, int] = MappingProxyType({}),
 ) -> AsyncIterator[LocalRegions]:
-    """Run one mesh by `options` for each region for the duration of the block.
+    """Run one mesh by `options` for each region for the duration of the block. `workers` are those of single regions.
 
     The base ports of the regions are `PORT_SPAN` apart, or chosen if `base_port` is 0. All regions accept the same key
     and have one authority. Connections to another region's door take `round_trip_s` longer to answer. Raises ValueError
@@ -91,15 +91,10 @@ async def local_regions(
         meshes, shared = {}, MeshSecrets()
         for name, base_port in bases.items():
             others = tuple(f"{to}={link.address}" for (start, to), link in links.items() if start == name)
-            own = replace(
-                options,
-                base_port=base_port,
-                region=name,
-                other_regions=others,
-                workers=workers.get(name, options.workers),
-            )
+            own = replace(options, base_port=base_port, region=name, other_regions=others)
             on_status_here = partial(_report_with_region, on_status, name)
-            meshes[name] = await stack.enter_async_context(local_mesh(own, on_status_here, mesh_secrets=shared))
+            sized = replace(own, workers=workers.get(name, own.workers))
+            meshes[name] = await stack.enter_async_context(local_mesh(sized, on_status_here, mesh_secrets=shared))
         yield LocalRegions(meshes, links)
 
 
