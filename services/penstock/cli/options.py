@@ -16,7 +16,6 @@ from penstock.chassis.config import ConfigError
 from penstock.local_mesh.plan import BASE_PORT, DEFAULT_MODEL, MeshOptions, check_model
 from penstock.local_mesh.regions import check_names
 from penstock.local_mesh.state import MeshState, default_meshes, running_meshes
-from penstock.proofs.regions.options import PARTS as REGION_PARTS
 
 TIERS = ("edge", "auth", "queue", "scheduler", "worker", "routing", "batch", "picker")
 IMAGE_SUFFIXES = (".png", ".svg")
@@ -93,18 +92,6 @@ class RegionNames(click.ParamType[tuple[str, ...]]):
             check_names(names)
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        return names
-
-
-class RegionParts(click.ParamType[tuple[str, ...]]):
-    """Parts of the proof of regions, separated by commas."""
-
-    name = "parts"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        names = tuple(value.split(","))
-        if unknown := [each for each in names if each not in REGION_PARTS]:
-            self.fail(f"{unknown[0]!r} is none of {', '.join(REGION_PARTS)}", param, ctx)
         return names
 
 

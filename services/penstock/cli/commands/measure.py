@@ -12,7 +12,6 @@ from penstock.cli.options import (
     FiniteFloat,
     ModelFile,
     OutputFile,
-    RegionParts,
     ScenarioFile,
     json_option,
     mesh_options,
@@ -51,6 +50,18 @@ PROOFS = (
     "prefixes",
     "autoscale",
 )
+
+
+class RegionParts(click.ParamType[tuple[str, ...]]):
+    """Parts of the proof of regions, separated by commas."""
+
+    name = "parts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        names = tuple(value.split(","))
+        if unknown := [each for each in names if each not in REGION_PARTS]:
+            self.fail(f"{unknown[0]!r} is none of {', '.join(REGION_PARTS)}", param, ctx)
+        return names
 
 
 @click.command()
