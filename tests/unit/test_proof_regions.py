@@ -24,6 +24,7 @@ from penstock.proofs.regions.judge import (
 from penstock.proofs.regions.kill import resume_lines, stream_lines
 from penstock.proofs.regions.load import Resume, active_at
 from penstock.proofs.regions.options import PARTS
+from penstock.proofs.regions.overload import capacity_void_reason
 from penstock.proofs.regions.proof import RUN_PARTS
 from penstock.proofs.regions.residency import residency_lines
 from penstock.proofs.regions.residency import void_reason as residency_void_reason
@@ -106,6 +107,12 @@ def work(at=10.0, steps=200.0, tokens=3_200.0, busy=9.8):
 )
 def test_idle_capacity_is_that_of_slots_and_of_time_without_a_step(now, idle):
     assert idle_share(now, work()) == pytest.approx(idle)
+
+
+def test_a_capacity_that_one_worker_alone_served_proves_nothing():
+    assert not capacity_void_reason([9.3, 9.2])
+    assert capacity_void_reason([9.5, 5.35])
+    assert capacity_void_reason([0.0, 0.0])
 
 
 def test_work_between_two_counts_is_their_difference():

@@ -58,6 +58,7 @@ SATURATE_S, WARM_UP_S = 10.0, 15.0
 MAX_EVEN_S = 60.0  # a longer run is for oscillations of the surplus
 WINDOW_S = 5.0
 MAX_LAG_S = 1.0  # by which requests may be sent too late, because this machine is busy
+MIN_WORKER_SHARE = 0.85  # of the capacity of a worker in one region, of that in the other one
 MIN_SLO_PERCENT = 95.0
 MAX_IDLE_PERCENT = 2.0
 MAX_DEVIATION_PERCENT = 10.0  # of the share that leaves, over windows; random arrivals alone cause 5 to 6
@@ -93,7 +94,8 @@ async def overload(options: RegionsOptions, mesh: MeshOptions, console: Console)
         residue = await residue_of(testbed)
     charges = [each for folder in testbed.folders().values() for each in read_charges(folder)]
     at_home = read_charges(testbed.folders()[HOME])
-    result = PartResult(void_reason=void_reason(surplus, even))
+    per_worker = [rates[name] / count for name, count in WORKERS.items()]
+    result = PartResult(void_reason=capacity_void_reason(per_worker) or void_reason(surplus, even))
     result.lines += [reported(f"capacity of {name}, measured", rate, "requests/s") for name, rate in rates.items()]
     result.lines += surplus_lines(surplus, saturated[HOME], _windows(at_home, SURPLUS, surplus))
     result.lines += even_lines(even, saturated[HOME], _windows(charges, EVEN, even))
@@ -204,6 +206,14 @@ class _Loads:
 def _windows(charges: Sequence[RegionCharge], tenant_id: str, load: OfferedLoad) -> list[Window]:
     own = (each for each in charges if each.entry.tenant_id == tenant_id)
     return windows_of(own, load.begin, load.end, WINDOW_S)
+
+
+def capacity_void_reason(per_worker: Sequence[float]) -> str:
+    """All workers are equal: if some served less, one had no work, and the loads are not the planned ones."""
+    share = min(per_worker) / max(per_worker) if any(per_worker) else 0.0
+    if share >= MIN_WORKER_SHARE:
+        return ""
+    return f"a worker of one region served only {share:.0%} of one of the other region when both were saturated"
 
 
 def void_reason(*loads: OfferedLoad) -> str:
