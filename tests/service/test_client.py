@@ -106,6 +106,7 @@ async def test_a_lost_answer_resumes_at_its_index_with_the_same_seed():
     async with client_of(edge) as client, client.generate("Hello") as answer:
         assert [chunk.text async for chunk in answer] == WORDS
         assert answer.attempts == 3
+        assert answer.attempted_at == sorted(answer.attempted_at)
     first, second, third = edge.requests
     assert not first.sampling.HasField("seed")
     assert list(second.resume.token_ids) == [100, 101]

@@ -31,6 +31,8 @@ from penstock.proofs.live.retrieval import RetrievalOptions, retrieval
 from penstock.proofs.live.rollout import RolloutOptions, rollout
 from penstock.proofs.live.soak import SoakOptions, soak
 from penstock.proofs.live.surge import SurgeOptions, surge
+from penstock.proofs.regions.options import RegionsOptions
+from penstock.proofs.regions.proof import regions
 from penstock.proofs.simulated.autoscale import AutoscaleOptions, autoscale
 from penstock.proofs.simulated.bursts import BurstsOptions, bursts
 from penstock.proofs.simulated.fairness import FairnessOptions, fairness
@@ -92,6 +94,7 @@ PROOFS: dict[str, tuple[Callable[..., Awaitable[ProofCard]], type[Any]]] = {
     "soak": (soak, SoakOptions),
     "surge": (surge, SurgeOptions),
     "clocks": (clocks, ClocksOptions),
+    "regions": (regions, RegionsOptions),
     "hostile": (hostile, HostileOptions),
     "overhead": (overhead, OverheadOptions),
     "engine": (_engine, EngineProofOptions),

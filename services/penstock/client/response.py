@@ -39,10 +39,14 @@ class Generation:
         self._timeout = seconds_of(request.timeout) if request.HasField("timeout") else None
         self._progress = Progress(request)
         self._chunks = self._read_chunks()
-        self.attempts = 0
+        self.attempted_at: list[float] = []  # monotonic s of the start of each attempt
 
     def __repr__(self) -> str:
         return f"<Generation attempt {self.attempts} {self._progress}>"
+
+    @property
+    def attempts(self) -> int:
+        return len(self.attempted_at)
 
     @property
     def is_accepted(self) -> bool:
@@ -93,7 +97,7 @@ class Generation:
     async def _read_chunks(self) -> AsyncGenerator[TokenChunk, None]:
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
         while True:
-            self.attempts += 1
+            self.attempted_at.append(time.monotonic())
             request, timeout = self._next_request(deadline)
             try:
                 async with aclosing(self._transport.attempt(request, timeout)) as events:

@@ -1,10 +1,11 @@
 """Whole meshes as regions on this machine, whose doors for other regions are joined by relays with a delay."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import permutations
+from types import MappingProxyType
 
 from penstock.chassis.config import check_region
 from penstock.local_mesh.launch import MeshSecrets, ignore_status, local_mesh
@@ -70,8 +71,9 @@ async def local_regions(
     on_status: ProcessStatusFn = ignore_status,
     *,
     round_trip_s: float = ROUND_TRIP_S,
+    workers: Mapping[str, int] = MappingProxyType({}),
 ) -> AsyncIterator[LocalRegions]:
-    """Run one mesh by `options` for each region for the duration of the block.
+    """Run one mesh by `options` for each region for the duration of the block. `workers` are those of single regions.
 
     The base ports of the regions are `PORT_SPAN` apart, or chosen if `base_port` is 0. All regions accept the same key
     and have one authority. The first one is the home of tenants, and the others follow it. Connections to another
@@ -92,7 +94,8 @@ async def local_regions(
             others = tuple(f"{to}={link.address}" for (start, to), link in links.items() if start == name)
             own = replace(options, base_port=base_port, region=name, other_regions=others, home_region=names[0])
             on_status_here = partial(_report_with_region, on_status, name)
-            meshes[name] = await stack.enter_async_context(local_mesh(own, on_status_here, mesh_secrets=shared))
+            sized = replace(own, workers=workers.get(name, own.workers))
+            meshes[name] = await stack.enter_async_context(local_mesh(sized, on_status_here, mesh_secrets=shared))
         yield LocalRegions(meshes, links)
 
 

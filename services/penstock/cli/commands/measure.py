@@ -18,6 +18,7 @@ from penstock.cli.options import (
     target_options,
 )
 from penstock.local_mesh.plan import DEFAULT_MODEL, MeshOptions, check_model
+from penstock.proofs.regions.options import PARTS as REGION_PARTS
 
 IMAGE_FILE = OutputFile(*IMAGE_SUFFIXES)
 PROOFS = (
@@ -35,6 +36,7 @@ PROOFS = (
     "soak",
     "surge",
     "clocks",
+    "regions",
     "hostile",
     "overhead",
     "engine",
@@ -48,6 +50,18 @@ PROOFS = (
     "prefixes",
     "autoscale",
 )
+
+
+class RegionParts(click.ParamType[tuple[str, ...]]):
+    """Parts of the proof of regions, separated by commas."""
+
+    name = "parts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        names = tuple(value.split(","))
+        if unknown := [each for each in names if each not in REGION_PARTS]:
+            self.fail(f"{unknown[0]!r} is none of {', '.join(REGION_PARTS)}", param, ctx)
+        return names
 
 
 @click.command()
@@ -93,8 +107,8 @@ SCORECARD_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "wo
 @click.option(
     "--seconds",
     type=FiniteFloat(1, 3600),
-    help="judged duration of each load of surge, clocks and overhead, of disk's, database's and batch's outages, or of "
-    "an attack of hostile",
+    help="judged duration of each load of surge, clocks, overhead and regions, of disk's, database's and batch's "
+    "outages, or of an attack of hostile",
 )
 @click.option("--minutes", type=FiniteFloat(0, 600), help="duration of freeze's CPU stress")
 @click.option(
@@ -105,6 +119,9 @@ SCORECARD_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "wo
 )
 @click.option("--other-auth", is_flag=True, help="with --other-release: auth runs it as well")
 @click.option("--attacks", multiple=True, metavar="NAME", help="attacks or corpora of hostile; repeat for several")
+@click.option("--parts", type=RegionParts(), help="parts of regions, separated by commas: " + ", ".join(REGION_PARTS))
+@click.option("--cut-seconds", type=FiniteFloat(1, 3600), help="time for which regions cuts the link")
+@click.option("--prompts", type=click.IntRange(1, 10_000_000), help="prompts of the tenant of regions that stays")
 @click.option("--lines", type=click.IntRange(1, 10_000_000), help="lines of batch's batches")
 @click.option("--resets", type=click.IntRange(1, 1_000_000), help="streams that hostile's rapid-reset resets on a port")
 @click.option("--cancels", type=click.IntRange(1, 1_000_000), help="requests to cancel")
@@ -124,8 +141,8 @@ SCORECARD_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "wo
 @json_option
 def scorecard(proofs: tuple[str, ...], options: MeshOptions, as_json: bool, **given: Any) -> None:
     """Run proofs: kill, cancel, drain, freeze, partition, disk, database, quota, rollout, retrieval, batch, soak,
-    surge, clocks, hostile, overhead on real processes, engine on the real engine, and overload, fleet, recovery,
-    bursts, fairness, neighbour, order, prefixes, autoscale under virtual time. Without a NAME: all of them.
+    surge, clocks, regions, hostile, overhead on real processes, engine on the real engine, and overload, fleet,
+    recovery, bursts, fairness, neighbour, order, prefixes, autoscale under virtual time. Without a NAME: all of them.
 
     Proofs on real processes start their own mesh, offer load, inject faults and compare the answers with those of a
     run without faults. Proofs under virtual time run the mesh's own queue, scheduler and batch, and other policies for
