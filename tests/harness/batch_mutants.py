@@ -19,7 +19,7 @@ from penstock.faults.checks import oracle
 from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, Failpoint
 from penstock.faults.plan import FaultKind, PlannedFault
 from penstock.faults.planned_batch import LineDefect
-from penstock.faults.world import batch_disk
+from penstock.faults.world.stores import batch_disk
 
 RUN = BATCH_FAILPOINTS[0].method
 RUNNING, ENDED = (Failpoint(RUN, TO_CLIENT, kind) for kind in ("running", "ended"))

@@ -114,3 +114,15 @@ def result(chunk, number, *, is_error=False, epoch=None):
 def results(chunk):
     first = chunk.key.first_line
     return [result(chunk, number) for number in range(first, first + chunk.line_count)]
+
+
+@contextmanager
+def store_of(request):
+    """A store on the database that the parameter of a fixture names, without a row."""
+    clock = SetClock()
+    is_postgres = request.param == "postgres"
+    database = (
+        empty_database(request.getfixturevalue("batch_database"), clock) if is_postgres else memory_database(clock)
+    )
+    yield StoreOperations(database, clock)
+    database.close()

@@ -13,7 +13,7 @@ from penstock.chassis.streams.protocol import HIGHEST_VERSION
 from penstock.mesh.v1.queue_pb2_grpc import add_QueueServiceServicer_to_server
 from penstock.mesh.v1.scheduler_pb2 import LoadReport
 from penstock.mesh.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
-from penstock.queue import snapshot as queue_snapshot
+from penstock.queue.observability import snapshot as queue_snapshot
 from penstock.queue.service import QueueService
 from penstock.scheduler import snapshot as scheduler_snapshot
 from penstock.scheduler.autoscaling.fleet_demand import FleetDemand

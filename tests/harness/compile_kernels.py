@@ -7,7 +7,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from penstock.worker.engine.cuda import attention_kernels, plan_kernels, row_kernels, sampling_kernels
+from penstock.worker.engine.cuda.kernels import attention_kernels, plan_kernels, row_kernels, sampling_kernels
 
 TARGET = GPUTarget("cuda", 90, 32)
 LLAMA_1B = {

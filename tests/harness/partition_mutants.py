@@ -12,8 +12,8 @@ from penstock.auth.store.store import Giving, Release
 from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, Failpoint
 from penstock.faults.mutations import with_auth_replicas
 from penstock.faults.plan import FaultKind, PlannedFault
-from penstock.faults.world.replica_store import ReplicaStore
-from penstock.faults.world.shared_database import SharedDatabase
+from penstock.faults.world.stores.replica_store import ReplicaStore
+from penstock.faults.world.stores.shared_database import SharedDatabase
 from penstock.mesh.partitions import PARTITIONS
 
 RESERVE, SETTLE = Failpoint(ADMIT, TO_SERVER, "reserve"), Failpoint(ADMIT, TO_SERVER, "settle")

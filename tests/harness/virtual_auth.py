@@ -13,9 +13,9 @@ from penstock.edge.config import EdgeConfig
 from penstock.edge.explain.history import RequestHistory
 from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.context import RequestContext
+from penstock.edge.lifecycle.observability.telemetry import RequestTelemetry
 from penstock.edge.lifecycle.record import LifecycleLimits
 from penstock.edge.lifecycle.sinks import ResponseStream
-from penstock.edge.lifecycle.telemetry import RequestTelemetry
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.planner import RequestPlanner
 from penstock.edge.request.spec import RequestSpec, TokenInput

@@ -16,7 +16,7 @@ from penstock.chassis.observability.metrics import REGISTRY
 from penstock.chassis.observability.tenant_labels import TenantLabels
 from penstock.mesh.v1.queue_pb2 import SubmitRequest
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceStub
-from penstock.queue import metrics
+from penstock.queue.observability import metrics
 from penstock.queue.series import DEPTH, SHED, WAIT
 from penstock.queue.tickets.poison_scans import MAX_DROPPED_PER_SLICE
 from penstock.queue.tickets.transitions import MAX_REMOVED_PER_SLICE

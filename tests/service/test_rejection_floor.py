@@ -1,7 +1,7 @@
 """The rejection floor, measured on a real process."""
 
-from penstock.proofs.live.rejection_floor import measure_floors
-from penstock.proofs.live.surge_lines import APIS
+from penstock.proofs.live.overload.rejection_floor import measure_floors
+from penstock.proofs.live.overload.surge_lines import APIS
 
 
 async def test_a_rejection_by_each_api_is_timed():

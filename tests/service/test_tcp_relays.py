@@ -8,7 +8,7 @@ import pytest
 from penstock.local_mesh.plan import MeshOptions, plan_mesh
 from penstock.local_mesh.regions import LocalRegions
 from penstock.local_mesh.tcp_relay import CHUNK_BYTES, LINE_BYTES, CutDirection, DelayLine, RelayEnds, TcpRelay
-from penstock.proofs.testbed.tcp_relays import CLIENTS, TcpRelays
+from penstock.proofs.testbed.faults.tcp_relays import CLIENTS, TcpRelays
 
 TIMEOUT_S = 5.0
 

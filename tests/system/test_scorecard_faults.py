@@ -10,7 +10,7 @@ from penstock.local_mesh.plan import MeshOptions
 from penstock.local_mesh.tcp_relay import CutDirection
 from penstock.proofs.batches.proof import BatchOptions, run_batches
 from penstock.proofs.live.partition import PartitionOptions, partition
-from penstock.proofs.testbed.tcp_relays import CLIENTS
+from penstock.proofs.testbed.faults.tcp_relays import CLIENTS
 from scorecards import assert_nothing_lost, proved
 
 

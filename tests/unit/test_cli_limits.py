@@ -4,9 +4,9 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli.__main__ import cli
-from penstock.cli.limit_options import BudgetType, ModelLimitType, Money
-from penstock.cli.limit_texts import key_texts, money, tenant_texts
-from penstock.cli.limits import key_limits_message, tenant_message
+from penstock.cli.limits.limits import key_limits_message, tenant_message
+from penstock.cli.limits.options import BudgetType, ModelLimitType, Money
+from penstock.cli.limits.texts import key_texts, money, tenant_texts
 from penstock.v1 import admin_pb2 as pb
 
 

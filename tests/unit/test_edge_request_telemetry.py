@@ -13,7 +13,7 @@ from penstock.chassis.observability.sampling import HeadSampler
 from penstock.chassis.observability.spans import INTERNAL, SERVER, EndedSpan, SpanRecorder, install_recorder
 from penstock.edge.explain.history import RequestHistory
 from penstock.edge.lifecycle.effects import AcknowledgeCancel
-from penstock.edge.lifecycle.telemetry import RequestTelemetry
+from penstock.edge.lifecycle.observability.telemetry import RequestTelemetry
 from penstock.edge.request.spec import RequestSpec, TextInput
 from penstock.v1.inference_pb2 import FINISH_REASON_STOP
 

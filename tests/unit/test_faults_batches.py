@@ -16,7 +16,7 @@ from penstock.faults.mutations import plan_world
 from penstock.faults.plan import PlanOverrides
 from penstock.faults.planned_batch import COMPLETIONS, LineDefect, PlannedBatch, PlannedLine
 from penstock.faults.run import run_seed
-from penstock.faults.world.batch_clients import BatchTranscript, FoundBatch
+from penstock.faults.world.clients.batch_clients import BatchTranscript, FoundBatch
 from penstock.faults.world.host_clock import EPOCH_UNIX_S
 
 pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")

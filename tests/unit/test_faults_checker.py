@@ -24,7 +24,7 @@ from penstock.faults.checks.invariants import FrameInvariants
 from penstock.faults.failpoints import FAILPOINTS
 from penstock.faults.mutations import plan_world
 from penstock.faults.plan import PlannedRequest, PlannedTokenCount
-from penstock.faults.world.clients import ClientTranscript, TokenCountResult
+from penstock.faults.world.clients.clients import ClientTranscript, TokenCountResult
 from penstock.mesh.v1.admission_pb2 import AdmitRequest, Reserve, Settle
 from penstock.mesh.v1.queue_pb2 import Enqueue, SubmitRequest
 from penstock.mesh.v1.ticket_pb2 import Ticket

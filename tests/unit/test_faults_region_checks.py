@@ -13,7 +13,7 @@ from penstock.faults.checks.regions import (
     check_spills,
 )
 from penstock.faults.plan import PlannedRequest
-from penstock.faults.world.clients import ClientTranscript
+from penstock.faults.world.clients.clients import ClientTranscript
 from penstock.mesh.v1.region_pb2 import (
     GuestOffer,
     GuestRejected,

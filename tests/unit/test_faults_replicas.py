@@ -11,9 +11,9 @@ from penstock.faults.checks.auth_absence import TAKEOVER_S, Absence, auth_lost_i
 from penstock.faults.checks.replicas import check_token_limits
 from penstock.faults.mutations import plan_world
 from penstock.faults.plan import PlannedTenant, PlanOverrides
-from penstock.faults.world.disk import DiskFull
-from penstock.faults.world.replica_store import Replica
-from penstock.faults.world.shared_database import SharedDatabase
+from penstock.faults.world.stores.disk import DiskFull
+from penstock.faults.world.stores.replica_store import Replica
+from penstock.faults.world.stores.shared_database import SharedDatabase
 from penstock.faults.world.world import World
 from penstock.mesh.partitions import PARTITIONS, partition_of
 

@@ -12,7 +12,7 @@ from penstock.faults.checks.responses import (
 )
 from penstock.faults.plan import PlannedRequest, PlannedResponse, PlanOverrides, ResponseAction
 from penstock.faults.run import run_seed
-from penstock.faults.world.response_clients import ResponseTranscript
+from penstock.faults.world.clients.response_clients import ResponseTranscript
 
 pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 

@@ -9,7 +9,7 @@ import pytest
 from penstock.bench.transcript import TokenTranscript, stages_before_decode
 from penstock.local_mesh.plan import MeshOptions, plan_mesh
 from penstock.proofs.live.drain import ttft_lines
-from penstock.proofs.testbed.cpu_stress import CpuStress, stress_lines
+from penstock.proofs.testbed.faults.cpu_stress import CpuStress, stress_lines
 from penstock.proofs.testbed.idle_start import UNREACHABLE_ADDRESS, isolated_spec
 from penstock.v1.inference_pb2 import Timeline
 

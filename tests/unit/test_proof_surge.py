@@ -7,8 +7,8 @@ import pytest
 from penstock.bench.report import Slo, report_of
 from penstock.bench.transcript import OK, Transcript
 from penstock.local_mesh.plan import MeshOptions
-from penstock.proofs.live.rejection_floor import RejectionFloor
-from penstock.proofs.live.surge import (
+from penstock.proofs.live.overload.rejection_floor import RejectionFloor
+from penstock.proofs.live.overload.surge import (
     LONG_OUTPUT_TOKENS,
     SHORT_OUTPUT_DIVISOR,
     UNSATURATED_LOAD,
@@ -17,7 +17,7 @@ from penstock.proofs.live.surge import (
     scenario,
     unsaturated_scenario,
 )
-from penstock.proofs.live.surge_lines import (
+from penstock.proofs.live.overload.surge_lines import (
     JUDGED_API,
     LoadResult,
     admission_cost_lines,

@@ -3,9 +3,9 @@
 from dispatch_mesh import MODEL, START_UNIX_S, book_of, ticket_of
 from penstock.mesh.v1.ticket_pb2 import CatalogEntry, Lease
 from penstock.queue.accounting import ServedTicket
+from penstock.queue.observability.snapshot import MAX_TENANT_ROWS, prediction_figures, tables
 from penstock.queue.prediction.estimators import INITIAL_USABLE_SHARE
 from penstock.queue.schedulers import Credit
-from penstock.queue.snapshot import MAX_TENANT_ROWS, prediction_figures, tables
 from penstock.queue.ticket import from_frame
 
 

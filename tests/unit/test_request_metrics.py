@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from penstock.chassis.observability.metrics import REGISTRY
-from penstock.edge.lifecycle.request_metrics import record_answer_resumed, record_ended, record_refused
+from penstock.edge.lifecycle.observability.request_metrics import record_answer_resumed, record_ended, record_refused
 from penstock.edge.series import REQUEST_DURATION, REQUESTS, RESUMES, TIME_PER_OUTPUT_TOKEN, TIME_TO_FIRST_TOKEN, TOKENS
 from penstock.v1.inference_pb2 import PRIORITY_BATCH
 

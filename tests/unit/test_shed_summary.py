@@ -2,7 +2,7 @@
 
 from penstock.chassis.errors import Overloaded
 from penstock.queue.effects import Shed
-from penstock.queue.shed_summary import INTERVAL_S, MAX_TENANTS, ShedSummary
+from penstock.queue.observability.shed_summary import INTERVAL_S, MAX_TENANTS, ShedSummary
 from queue_tickets import ticket
 
 

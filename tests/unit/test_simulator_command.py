@@ -8,8 +8,8 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from penstock.cli import capacity_plan
 from penstock.cli.__main__ import cli
+from penstock.cli.planning import capacity_plan
 from penstock.simulator.capacity_plan import MAX_WORKERS, CapacityPlan, CapacityTrial, knee_load
 from penstock.simulator.scenario_file import scenario_of
 

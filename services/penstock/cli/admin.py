@@ -15,7 +15,7 @@ from penstock.bench.tables import new_table
 from penstock.chassis.config import describe, load, settings
 from penstock.chassis.durations import set_seconds
 from penstock.chassis.errors import PenstockError, Unimplemented, error_from_rpc
-from penstock.cli.limit_texts import key_texts, tenant_texts
+from penstock.cli.limits.texts import key_texts, tenant_texts
 from penstock.cli.options import find_tier
 from penstock.cli.tables import stdout_console
 from penstock.local_mesh.operator_channels import operator_channel

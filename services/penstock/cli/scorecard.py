@@ -25,12 +25,12 @@ from penstock.proofs.live.drain import DrainOptions, drain
 from penstock.proofs.live.freeze import FreezeOptions, freeze
 from penstock.proofs.live.kill import KillOptions, kill
 from penstock.proofs.live.overhead import OverheadOptions, overhead
+from penstock.proofs.live.overload.surge import SurgeOptions, surge
 from penstock.proofs.live.partition import PartitionOptions, partition
 from penstock.proofs.live.quota import QuotaOptions, quota
 from penstock.proofs.live.retrieval import RetrievalOptions, retrieval
 from penstock.proofs.live.rollout import RolloutOptions, rollout
 from penstock.proofs.live.soak import SoakOptions, soak
-from penstock.proofs.live.surge import SurgeOptions, surge
 from penstock.proofs.regions.options import RegionsOptions
 from penstock.proofs.regions.proof import regions
 from penstock.proofs.simulated.autoscale import AutoscaleOptions, autoscale

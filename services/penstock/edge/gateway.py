@@ -21,10 +21,10 @@ from penstock.edge.explain.record import refusal_record_of
 from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.memory import MemoryBudget
+from penstock.edge.lifecycle.observability.request_metrics import record_refused
+from penstock.edge.lifecycle.observability.telemetry import RequestTelemetry
 from penstock.edge.lifecycle.output import GenerationPlan
-from penstock.edge.lifecycle.request_metrics import record_refused
 from penstock.edge.lifecycle.sinks import ResponseSink, ResponseStream
-from penstock.edge.lifecycle.telemetry import RequestTelemetry
 from penstock.edge.mirror import RequestMirror
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.loaded_model import LoadedModel

@@ -11,8 +11,8 @@ from penstock.batch.runner.held import RunnableLine
 from penstock.faults.checks.batches import LineRows, check_batches, check_line_charges, check_starts
 from penstock.faults.checks.checker import LedgerRow, Violation
 from penstock.faults.plan import PlannedRequest, WorldPlan
-from penstock.faults.world.batch_clients import BatchTranscript, FoundBatch, audit_batches, run_batch_clients
-from penstock.faults.world.batch_disk import BatchDisk
+from penstock.faults.world.clients.batch_clients import BatchTranscript, FoundBatch, audit_batches, run_batch_clients
+from penstock.faults.world.stores.batch_disk import BatchDisk
 from penstock.faults.world.tenants import api_keys
 from penstock.faults.world.world import World
 

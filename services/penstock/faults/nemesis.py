@@ -8,10 +8,10 @@ from penstock.faults.checks.allowed_failures import Interval
 from penstock.faults.checks.auth_absence import Absence
 from penstock.faults.grpc.network import Connection, Failpoint
 from penstock.faults.plan import FaultKind, PlannedClockStep, PlannedFault, PlannedReplacement
-from penstock.faults.world.batch_disk import BatchDisk
-from penstock.faults.world.disk import Disk
 from penstock.faults.world.engines import LOAD_TIME_S, FakeEngineProcess
 from penstock.faults.world.process import Process
+from penstock.faults.world.stores.batch_disk import BatchDisk
+from penstock.faults.world.stores.disk import Disk
 from penstock.faults.world.tiers import Tiers
 
 CLIENT_PROCESS = "client"

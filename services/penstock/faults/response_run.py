@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from penstock.faults.checks.checker import Violation
 from penstock.faults.checks.responses import StoredRow, check_response_store, check_responses
 from penstock.faults.plan import WorldPlan
-from penstock.faults.world.response_clients import (
+from penstock.faults.world.clients.response_clients import (
     ResponseTranscript,
     audit_responses,
     run_response_clients,
     transcripts_of,
 )
-from penstock.faults.world.response_disk import ResponseDisk
+from penstock.faults.world.stores.response_disk import ResponseDisk
 from penstock.faults.world.tenants import api_keys
 from penstock.faults.world.world import World
 

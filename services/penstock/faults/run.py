@@ -35,16 +35,16 @@ from penstock.faults.plan import NO_OVERRIDES, FaultKind, PlannedRequest, PlanOv
 from penstock.faults.regions.run import run_regions
 from penstock.faults.response_run import ResponseRun
 from penstock.faults.result import WorldResult
-from penstock.faults.world.batch_disk import BatchDisk
-from penstock.faults.world.clients import ClientTranscript, TokenCountResult, run_clients
-from penstock.faults.world.disk import Disk
+from penstock.faults.world.clients.clients import ClientTranscript, TokenCountResult, run_clients
+from penstock.faults.world.clients.slow_readers import READER_WINDOW_BYTES, SLOW_READER_PROCESS, SlowReaderMonitor
 from penstock.faults.world.engines import EnginePool
 from penstock.faults.world.environment import Disks, patched_environment
 from penstock.faults.world.event_loop import ProcessLoop
 from penstock.faults.world.host_clock import EPOCH_UNIX_S
-from penstock.faults.world.response_disk import ResponseDisk
-from penstock.faults.world.shared_database import SharedDatabase
-from penstock.faults.world.slow_readers import READER_WINDOW_BYTES, SLOW_READER_PROCESS, SlowReaderMonitor
+from penstock.faults.world.stores.batch_disk import BatchDisk
+from penstock.faults.world.stores.disk import Disk
+from penstock.faults.world.stores.response_disk import ResponseDisk
+from penstock.faults.world.stores.shared_database import SharedDatabase
 from penstock.faults.world.tenants import api_keys, catalog
 from penstock.faults.world.tiers import Tiers
 from penstock.faults.world.world import Livelock, World

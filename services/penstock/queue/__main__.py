@@ -16,8 +16,8 @@ from penstock.queue.admission.admission import QueueLimits
 from penstock.queue.autoscaling.shard_demand import ShardDemand
 from penstock.queue.config import QueueConfig
 from penstock.queue.models.availability import ModelAvailability
+from penstock.queue.observability.snapshot import tables
 from penstock.queue.service import QueueService
-from penstock.queue.snapshot import tables
 from penstock.queue.tickets.book import TicketBook
 from penstock.queue.tickets.recent_leases import RecentLeases
 

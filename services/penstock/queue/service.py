@@ -14,7 +14,6 @@ from penstock.mesh.v1 import queue_pb2 as pb
 from penstock.mesh.v1.queue_pb2_grpc import QueueServiceServicer
 from penstock.mesh.v1.ticket_pb2 import Ticket
 from penstock.queue import effects as out
-from penstock.queue import events, metrics, telemetry
 from penstock.queue.autoscaling.shard_demand import ShardDemand
 from penstock.queue.frames import (
     credit_of,
@@ -26,8 +25,9 @@ from penstock.queue.frames import (
     to_scheduler,
     worker_steps_of,
 )
-from penstock.queue.shed_summary import ShedSummary
-from penstock.queue.snapshot import prediction_figures
+from penstock.queue.observability import events, metrics, telemetry
+from penstock.queue.observability.shed_summary import ShedSummary
+from penstock.queue.observability.snapshot import prediction_figures
 from penstock.queue.ticket import from_frame
 from penstock.queue.tickets.book import TicketBook
 from penstock.queue.validation import TicketInvalid, check_ticket

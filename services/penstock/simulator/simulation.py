@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import merge
 
-from penstock.simulator.mesh.edge import RegionBorder
+from penstock.simulator.mesh.edge.edge import RegionBorder
 from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.mesh.mesh import SimMesh
 from penstock.simulator.mesh.worker import SimWorker

@@ -8,7 +8,7 @@ import click
 from penstock.cli.commands.models import models
 from penstock.cli.commands.prices import prices
 from penstock.cli.commands.regions import regions
-from penstock.cli.limit_options import model_limit_option, policy_options, rate_options, region_option
+from penstock.cli.limits.options import model_limit_option, policy_options, rate_options, region_option
 from penstock.cli.options import TIERS, FiniteFloat, find_processes, find_tier, json_option, target_option
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def keys() -> None:
 @json_option
 def create_key(tenant: str, name: str, ttl: float | None, target: str, as_json: bool, **options: Any) -> None:
     """Create a key and show it once. Its limits apply in addition to those of its tenant."""
-    from penstock.cli import admin, limits
+    from penstock.cli import admin
+    from penstock.cli.limits import limits
 
     own = limits.key_limits_message(**options)
     run_async(admin.create_key(_admin_target("auth", target, as_json=as_json), tenant, name, ttl, own))
@@ -47,7 +48,7 @@ def create_key(tenant: str, name: str, ttl: float | None, target: str, as_json: 
 @json_option
 def limit_key(key_id: str, target: str, as_json: bool, **options: Any) -> None:
     """Replace all limits of a key; those that are not given are removed."""
-    from penstock.cli import limits
+    from penstock.cli.limits import limits
 
     own = limits.key_limits_message(**options)
     run_async(limits.limit_key(_admin_target("auth", target, as_json=as_json), key_id, own))
@@ -92,7 +93,8 @@ def tenants() -> None:
 @json_option
 def put_tenant(target: str, as_json: bool, priority: str, **options: Any) -> None:
     """Create a tenant or replace all of its limits; those that are not given are removed."""
-    from penstock.cli import admin, limits
+    from penstock.cli import admin
+    from penstock.cli.limits import limits
     from penstock.v1.inference_pb2 import Priority
 
     tenant = limits.tenant_message(priority=Priority.Value(f"PRIORITY_{priority.upper()}"), **options)

@@ -185,15 +185,15 @@ def simulate(
     _check_exclusive(("a SCENARIO", scenario), ("--calibrate", given["calibrate"]))
     _check_exclusive(("--plan", target_share), ("--compare", compared))
     if given.pop("calibrate"):
-        from penstock.cli.calibrate import CalibrationOptions, calibrate
+        from penstock.cli.planning.calibrate import CalibrationOptions, calibrate
 
         check_model(given["model"])
         calibrate(CalibrationOptions(plot=plot, as_json=as_json, **given))
         return
-    from penstock.cli import capacity_plan
-    from penstock.cli.simulate import load_scenario
-    from penstock.cli.simulate import simulate as run_simulation
-    from penstock.cli.simulate_regions import simulate_regions
+    from penstock.cli.planning import capacity_plan
+    from penstock.cli.planning.simulate import load_scenario
+    from penstock.cli.planning.simulate import simulate as run_simulation
+    from penstock.cli.planning.simulate_regions import simulate_regions
     from penstock.simulator.regions.scenario import RegionsScenario
 
     if scenario is None:

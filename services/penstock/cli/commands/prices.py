@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.limit_options import Money
+from penstock.cli.limits.options import Money
 from penstock.cli.options import json_option, target_option
 
 
@@ -23,7 +23,8 @@ def prices() -> None:
 @json_option
 def put_price(target: str, as_json: bool, **price: Any) -> None:
     """Set the price of MODEL, in units of your currency; `*` for models without a price of their own."""
-    from penstock.cli import admin, limits
+    from penstock.cli import admin
+    from penstock.cli.limits import limits
     from penstock.v1.admin_pb2 import Price
 
     run_async(limits.put_price(admin.auth_target(target, as_json=as_json), Price(**price)))
@@ -34,7 +35,8 @@ def put_price(target: str, as_json: bool, **price: Any) -> None:
 @json_option
 def list_prices(target: str, as_json: bool) -> None:
     """List prices."""
-    from penstock.cli import admin, limits
+    from penstock.cli import admin
+    from penstock.cli.limits import limits
 
     run_async(limits.list_prices(admin.auth_target(target, as_json=as_json)))
 
@@ -45,6 +47,7 @@ def list_prices(target: str, as_json: bool) -> None:
 @json_option
 def delete_price(model: str, target: str, as_json: bool) -> None:
     """Delete the price of MODEL."""
-    from penstock.cli import admin, limits
+    from penstock.cli import admin
+    from penstock.cli.limits import limits
 
     run_async(limits.delete_price(admin.auth_target(target, as_json=as_json), model))

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.effects import Effect, Emit, Settle
+from penstock.edge.lifecycle.observability.telemetry import RequestTelemetry
 from penstock.edge.lifecycle.sinks import ResponseSink
-from penstock.edge.lifecycle.telemetry import RequestTelemetry
 from penstock.edge.request.limit_headers import Headers
 from penstock.edge.request.spec import RequestSpec
 from penstock.edge.text.token_text import TokenText

@@ -10,9 +10,9 @@ import orjson
 from penstock.faults.checks import oracle
 from penstock.faults.checks.checker import LOST_OUTCOME, LedgerRow, Violation
 from penstock.faults.planned_batch import CHAT, COMPLETIONS, PlannedBatch
-from penstock.faults.world.batch_clients import ENDS, BatchTranscript, FoundBatch
+from penstock.faults.world.clients.batch_clients import ENDS, BatchTranscript, FoundBatch
+from penstock.faults.world.clients.http_client import Json
 from penstock.faults.world.host_clock import EPOCH_UNIX_S
-from penstock.faults.world.http_client import Json
 
 MAX_START_DELAY_S = 1.0  # s after the answer of a cancel; no line starts later
 DUPLICATE, EXPIRED = "duplicate_custom_id", "batch_expired"  # codes of errors

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from penstock.client import RetryPolicy
 from penstock.faults.checks import oracle
 from penstock.faults.checks.allowed_failures import LIMIT_REASONS, NONE_ALLOWED, AllowedFailures
-from penstock.faults.world.clients import TOP_LOGPROBS, ClientTranscript, TokenCountResult
+from penstock.faults.world.clients.clients import TOP_LOGPROBS, ClientTranscript, TokenCountResult
 from penstock.local_mesh.plan import FIGURES_ZERO_AT_REST as MESH_FIGURES_ZERO_AT_REST
 
 # Outcome of a reservation whose edge died. It is charged nothing, because the delivered tokens are unknown.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from penstock.faults.checks.checker import NO_TICKETS, LedgerRow, Violation, check_charges
-from penstock.faults.world.clients import ClientTranscript
+from penstock.faults.world.clients.clients import ClientTranscript
 from penstock.mesh.regions import is_region_allowed
 from penstock.mesh.v1.region_pb2 import GuestOffer, RegionServiceRunRequest, RegionServiceRunResponse
 

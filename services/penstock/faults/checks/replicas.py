@@ -8,7 +8,7 @@ from penstock.chassis.security.identity import START_SEPARATOR
 from penstock.faults.checks.checker import LOST_OUTCOME, Violation
 from penstock.faults.plan import PlannedTenant
 from penstock.faults.world.host_clock import MAX_DRIFT
-from penstock.faults.world.shared_database import SharedDatabase
+from penstock.faults.world.stores.shared_database import SharedDatabase
 from penstock.faults.world.tiers import Tiers
 
 MAX_UNEVENNESS = 1  # partitions that one replica may own more than another one at rest

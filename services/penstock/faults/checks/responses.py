@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from penstock.faults.checks.checker import LOST_OUTCOME, LedgerRow, Violation
 from penstock.faults.plan import ResponseAction
-from penstock.faults.world.http_client import Json
-from penstock.faults.world.response_clients import DELETED, ENDS, NOT_FOUND, ResponseTranscript
+from penstock.faults.world.clients.http_client import Json
+from penstock.faults.world.clients.response_clients import DELETED, ENDS, NOT_FOUND, ResponseTranscript
 
 IN_PROGRESS = 1
 STATUS_BY_FINISH = {"stop": "completed", "length": "incomplete"}

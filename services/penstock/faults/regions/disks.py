@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 
 from penstock.auth.store.sqlite import sql
 from penstock.auth.store.store import PutKey, PutTenant, StoredState
-from penstock.faults.world.disk import Disk, DiskStore
+from penstock.faults.world.stores.disk import Disk, DiskStore
 
 
 class RegionDisks:

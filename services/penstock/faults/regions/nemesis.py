@@ -8,7 +8,7 @@ from penstock.faults.grpc.network import Connection, Failpoint
 from penstock.faults.nemesis import Nemesis
 from penstock.faults.plan import FaultKind, PlannedFault
 from penstock.faults.regions.border import BorderNetwork, Direction, region_of
-from penstock.faults.world.disk import Disk
+from penstock.faults.world.stores.disk import Disk
 
 REGION_FAULTS = frozenset({FaultKind.REGION_KILL, FaultKind.CUT, FaultKind.SLOW_LINK})
 

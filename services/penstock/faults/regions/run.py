@@ -38,12 +38,12 @@ from penstock.faults.regions.disks import RegionDisks
 from penstock.faults.regions.nemesis import RegionNemesis
 from penstock.faults.regions.plans import addresses_of_edges, door_of
 from penstock.faults.result import WorldResult
-from penstock.faults.world.batch_disk import BatchDisk
-from penstock.faults.world.clients import ClientTranscript, run_clients
+from penstock.faults.world.clients.clients import ClientTranscript, run_clients
 from penstock.faults.world.engines import EnginePool
 from penstock.faults.world.environment import Disks, patched_environment
 from penstock.faults.world.host_clock import EPOCH_UNIX_S
-from penstock.faults.world.response_disk import ResponseDisk
+from penstock.faults.world.stores.batch_disk import BatchDisk
+from penstock.faults.world.stores.response_disk import ResponseDisk
 from penstock.faults.world.tenants import api_keys, catalog
 from penstock.faults.world.tiers import Tiers
 from penstock.faults.world.world import Livelock, World

@@ -22,15 +22,15 @@ from penstock.faults.grpc.fake_channel import FakeChannel
 from penstock.faults.grpc.fake_server import FakeServer
 from penstock.faults.grpc.network import Network
 from penstock.faults.regions.disks import RegionDisks
-from penstock.faults.world.batch_disk import BatchDisk
-from penstock.faults.world.disk import Disk
+from penstock.faults.world.clients.slow_readers import CLIENT_READ_TIMEOUT_S
 from penstock.faults.world.engines import EnginePool, FakeEngineHost
 from penstock.faults.world.event_loop import ProcessLoop
 from penstock.faults.world.http_door import http_opener
-from penstock.faults.world.replica_store import store_opener
-from penstock.faults.world.response_disk import ResponseDisk
-from penstock.faults.world.shared_database import SharedDatabase
-from penstock.faults.world.slow_readers import CLIENT_READ_TIMEOUT_S
+from penstock.faults.world.stores.batch_disk import BatchDisk
+from penstock.faults.world.stores.disk import Disk
+from penstock.faults.world.stores.replica_store import store_opener
+from penstock.faults.world.stores.response_disk import ResponseDisk
+from penstock.faults.world.stores.shared_database import SharedDatabase
 from penstock.worker.engine_host.supervisor import EngineSupervisor
 
 # A shard ends a run without reports after this time in s. The shipped value, a minute, would slow down every world.

@@ -12,8 +12,8 @@ from typing import TypeVar
 import psutil
 
 from penstock.proofs.batches.run import BatchRun
-from penstock.proofs.testbed.kills import random_victims
-from penstock.proofs.testbed.outages import full_disk, postgres_away, suspended
+from penstock.proofs.testbed.faults.kills import random_victims
+from penstock.proofs.testbed.faults.outages import full_disk, postgres_away, suspended
 from penstock.proofs.testbed.testbed import Testbed
 
 MIN_KILLS = 12  # of a run whose kills go on until all lines have ended

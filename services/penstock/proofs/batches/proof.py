@@ -20,8 +20,8 @@ from penstock.proofs.batches.run import BatchRun, client_of
 from penstock.proofs.batches.samples import MeshSamples
 from penstock.proofs.card import CardLine, ProofCard, at_least, at_most, exactly, fault_summary, reported
 from penstock.proofs.checks.line_charges import LineChargeFindings, check_line_charges, explain_examples
-from penstock.proofs.testbed.fault_run import add_residue
-from penstock.proofs.testbed.kills import wait_settled
+from penstock.proofs.testbed.faults.fault_run import add_residue
+from penstock.proofs.testbed.faults.kills import wait_settled
 from penstock.proofs.testbed.logs import read_line_charges
 from penstock.proofs.testbed.testbed import Testbed, open_testbed
 from penstock.v1 import batches_pb2 as pb

@@ -22,7 +22,7 @@ from penstock.proofs.hostile.corpus import CORPORA, INSIDERS
 from penstock.proofs.hostile.corpus.runner import CorpusReport, run_cases
 from penstock.proofs.hostile.ports import PortKind
 from penstock.proofs.hostile.target import HostileTarget
-from penstock.proofs.testbed.line_process import LineProcess, open_line_process, read_message, write_message
+from penstock.proofs.testbed.clients.line_process import LineProcess, open_line_process, read_message, write_message
 
 NICENESS = 5
 GRACE_S = 15.0  # s beyond the time of an attack after which it is ended

@@ -15,7 +15,7 @@ from penstock.bench.statistics import quantile
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import CardLine, ProofCard, at_most, exactly, reported
 from penstock.proofs.checks.leaks import growth_since, take_baseline
-from penstock.proofs.testbed.client_process import (
+from penstock.proofs.testbed.clients.client_process import (
     TRANSPORTS,
     CancelledClient,
     CancelReport,
@@ -24,7 +24,7 @@ from penstock.proofs.testbed.client_process import (
     ClientProcessConfig,
     open_client_process,
 )
-from penstock.proofs.testbed.fault_run import add_residue
+from penstock.proofs.testbed.faults.fault_run import add_residue
 from penstock.proofs.testbed.logs import read_events, requests_by_ticket
 from penstock.proofs.testbed.testbed import Testbed, open_testbed
 

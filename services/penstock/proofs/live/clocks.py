@@ -15,10 +15,10 @@ from rich.console import Console
 
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import CardLine, ProofCard, at_most, exactly, reported
-from penstock.proofs.live.surge import SurgeOptions, mesh_settings, offer_load, open_surge_driver, scenario
-from penstock.proofs.live.surge_lines import JUDGED_API, MAX_CLIENT_LAG_S, OVERLOAD, LoadResult
-from penstock.proofs.testbed.fake_clocks import FakeClocks
-from penstock.proofs.testbed.fault_run import add_residue
+from penstock.proofs.live.overload.surge import SurgeOptions, mesh_settings, offer_load, open_surge_driver, scenario
+from penstock.proofs.live.overload.surge_lines import JUDGED_API, MAX_CLIENT_LAG_S, OVERLOAD, LoadResult
+from penstock.proofs.testbed.faults.fake_clocks import FakeClocks
+from penstock.proofs.testbed.faults.fault_run import add_residue
 from penstock.proofs.testbed.testbed import Testbed, open_testbed
 from penstock.simulator.capacity_plan import knee_load
 from penstock.simulator.scenario import Scenario

@@ -21,9 +21,9 @@ from penstock.local_mesh.operator_channels import operator_channel
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import CardLine, ProofCard, at_least, at_most, exactly, fault_summary, reported
 from penstock.proofs.checks.injected_faults import InjectedFault
-from penstock.proofs.testbed.fault_run import FaultRun, add_residue, fault_run
-from penstock.proofs.testbed.load import ClosedLoopLoad, run_baseline
-from penstock.proofs.testbed.outages import postgres_away
+from penstock.proofs.testbed.clients.load import ClosedLoopLoad, run_baseline
+from penstock.proofs.testbed.faults.fault_run import FaultRun, add_residue, fault_run
+from penstock.proofs.testbed.faults.outages import postgres_away
 from penstock.proofs.testbed.testbed import POLL_INTERVAL_S, REST_TIMEOUT_S, Testbed, open_testbed
 from penstock.v1.admin_pb2 import CreateKeyRequest
 from penstock.v1.admin_pb2_grpc import AdminStub

@@ -15,9 +15,9 @@ from penstock.bench.transcript import OK, TokenTranscript
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import CardLine, ProofCard, at_least, fault_summary, reported
 from penstock.proofs.checks.injected_faults import InjectedFault
-from penstock.proofs.testbed.fault_run import FaultRun, add_residue, fault_run
-from penstock.proofs.testbed.load import ClosedLoopLoad, run_baseline
-from penstock.proofs.testbed.outages import full_disk
+from penstock.proofs.testbed.clients.load import ClosedLoopLoad, run_baseline
+from penstock.proofs.testbed.faults.fault_run import FaultRun, add_residue, fault_run
+from penstock.proofs.testbed.faults.outages import full_disk
 from penstock.proofs.testbed.testbed import POLL_INTERVAL_S, REST_TIMEOUT_S, Testbed, open_testbed
 
 SETTINGS = ("PENSTOCK_WORKER_SIM_BASE_S=0.025",)

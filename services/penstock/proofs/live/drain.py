@@ -17,9 +17,9 @@ from penstock.local_mesh.plan import MeshOptions
 from penstock.local_mesh.processes import ChildProcess
 from penstock.proofs.card import CardLine, ProofCard, at_most, exactly, fault_summary, pause_lines, reported
 from penstock.proofs.checks.injected_faults import InjectedFault
-from penstock.proofs.testbed.fault_run import FaultRun, add_residue, fault_run
+from penstock.proofs.testbed.clients.load import ClosedLoopLoad, run_baseline
+from penstock.proofs.testbed.faults.fault_run import FaultRun, add_residue, fault_run
 from penstock.proofs.testbed.idle_start import start_isolated
-from penstock.proofs.testbed.load import ClosedLoopLoad, run_baseline
 from penstock.proofs.testbed.testbed import open_testbed, wait_for_tokens
 
 SLOTS_PER_WORKER = 8

@@ -13,11 +13,11 @@ from penstock.local_mesh.plan import MeshOptions
 from penstock.local_mesh.processes import ChildProcess
 from penstock.proofs.card import CardLine, ProofCard, at_most, exactly, pause_lines, reported
 from penstock.proofs.checks.injected_faults import InjectedFault
-from penstock.proofs.testbed.cpu_stress import LINK_TIERS, stress_cpu, stress_lines
-from penstock.proofs.testbed.fault_run import FaultRun, add_residue, fault_run
-from penstock.proofs.testbed.load import ClosedLoopLoad, run_baseline
+from penstock.proofs.testbed.clients.load import ClosedLoopLoad, run_baseline
+from penstock.proofs.testbed.faults.cpu_stress import LINK_TIERS, stress_cpu, stress_lines
+from penstock.proofs.testbed.faults.fault_run import FaultRun, add_residue, fault_run
+from penstock.proofs.testbed.faults.outages import suspended
 from penstock.proofs.testbed.logs import detection_delay, read_events
-from penstock.proofs.testbed.outages import suspended
 from penstock.proofs.testbed.testbed import open_testbed
 
 SETTINGS = ("PENSTOCK_WORKER_SIM_BASE_S=0.025",)

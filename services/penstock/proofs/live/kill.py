@@ -25,10 +25,10 @@ from penstock.proofs.checks.interrupted_calls import (
     interruption_charge_lines,
     interruption_lines,
 )
-from penstock.proofs.testbed.entry_points import open_load_through_all
-from penstock.proofs.testbed.fault_run import add_residue, fault_run
-from penstock.proofs.testbed.kills import kill_and_restart, kill_times, random_victims
-from penstock.proofs.testbed.load import run_baseline
+from penstock.proofs.testbed.clients.entry_points import open_load_through_all
+from penstock.proofs.testbed.clients.load import run_baseline
+from penstock.proofs.testbed.faults.fault_run import add_residue, fault_run
+from penstock.proofs.testbed.faults.kills import kill_and_restart, kill_times, random_victims
 from penstock.proofs.testbed.logs import edges_by_request, read_ledger, requests_by_ticket
 from penstock.proofs.testbed.releases import mix_releases
 from penstock.proofs.testbed.testbed import open_testbed

@@ -19,10 +19,10 @@ from penstock.local_mesh.tcp_relay import CutDirection, TcpRelay
 from penstock.proofs.card import CardLine, ProofCard, at_most, charge_lines, exactly, pause_lines, reported
 from penstock.proofs.checks.injected_faults import InjectedFault
 from penstock.proofs.checks.ledger import LedgerCharge, check_charges
-from penstock.proofs.testbed.fault_run import FaultRun, add_residue, fault_run
-from penstock.proofs.testbed.load import ClosedLoopLoad, run_baseline
+from penstock.proofs.testbed.clients.load import ClosedLoopLoad, run_baseline
+from penstock.proofs.testbed.faults.fault_run import FaultRun, add_residue, fault_run
+from penstock.proofs.testbed.faults.tcp_relays import CLIENTS, TcpRelays
 from penstock.proofs.testbed.logs import detection_delay, read_events, read_ledger, requests_by_ticket
-from penstock.proofs.testbed.tcp_relays import CLIENTS, TcpRelays
 from penstock.proofs.testbed.testbed import open_testbed
 
 SETTINGS = ("PENSTOCK_WORKER_SIM_BASE_S=0.025",)

@@ -42,9 +42,9 @@ from penstock.proofs.checks.quota import (
     engine_lines,
     limit_lines,
 )
-from penstock.proofs.testbed.fault_run import FaultRun, add_residue, fault_run
-from penstock.proofs.testbed.kills import kill_and_restart, kill_times, wait_settled
-from penstock.proofs.testbed.load import ClosedLoopLoad, Loads, run_baseline
+from penstock.proofs.testbed.clients.load import ClosedLoopLoad, Loads, run_baseline
+from penstock.proofs.testbed.faults.fault_run import FaultRun, add_residue, fault_run
+from penstock.proofs.testbed.faults.kills import kill_and_restart, kill_times, wait_settled
 from penstock.proofs.testbed.logs import (
     read_events,
     read_ledger,

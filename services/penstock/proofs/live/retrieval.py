@@ -22,9 +22,9 @@ from penstock.local_mesh.processes import ChildProcess
 from penstock.proofs.card import ProofCard, at_most, charge_lines, exactly, reported
 from penstock.proofs.checks.injected_faults import InjectedFault
 from penstock.proofs.checks.ledger import check_charges
-from penstock.proofs.testbed.fault_run import add_residue
+from penstock.proofs.testbed.clients.responses_client import StreamedResponse, stream_response
+from penstock.proofs.testbed.faults.fault_run import add_residue
 from penstock.proofs.testbed.logs import read_ledger, requests_by_ticket
-from penstock.proofs.testbed.responses_client import StreamedResponse, stream_response
 from penstock.proofs.testbed.testbed import Testbed, open_testbed
 
 SETTINGS = ("PENSTOCK_WORKER_SIM_BASE_S=0.025",)  # 40 tokens/s per stream

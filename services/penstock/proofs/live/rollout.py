@@ -33,9 +33,9 @@ from penstock.proofs.checks.injected_faults import void_reason
 from penstock.proofs.checks.ledger import LedgerCharge, check_charges
 from penstock.proofs.checks.model_versions import split_by_version
 from penstock.proofs.testbed.changed_weights import copy_with_other_weights
-from penstock.proofs.testbed.fault_run import FaultRun, add_residue, fault_run
-from penstock.proofs.testbed.kills import kill_and_restart, kill_times, random_victims, wait_settled
-from penstock.proofs.testbed.load import ClosedLoopLoad, answer_all, run_baseline
+from penstock.proofs.testbed.clients.load import ClosedLoopLoad, answer_all, run_baseline
+from penstock.proofs.testbed.faults.fault_run import FaultRun, add_residue, fault_run
+from penstock.proofs.testbed.faults.kills import kill_and_restart, kill_times, random_victims, wait_settled
 from penstock.proofs.testbed.logs import read_ledger, requests_by_ticket
 from penstock.proofs.testbed.testbed import Testbed, open_testbed
 

@@ -19,7 +19,7 @@ from penstock.local_mesh.plan import MeshOptions
 from penstock.local_mesh.processes import ChildProcess
 from penstock.proofs.card import CardLine, ProofCard, at_most, exactly, reported
 from penstock.proofs.requests import request_catalog
-from penstock.proofs.testbed.fault_run import add_residue
+from penstock.proofs.testbed.faults.fault_run import add_residue
 from penstock.proofs.testbed.testbed import Testbed, open_testbed
 
 SETTINGS = ("PENSTOCK_WORKER_SIM_BASE_S=0.002", "PENSTOCK_LOG_LEVEL=warning")

@@ -25,7 +25,7 @@ from penstock.proofs.regions.judge import RegionCharge, minutes_of
 from penstock.proofs.regions.load import fixed_requests
 from penstock.proofs.regions.options import RegionsOptions
 from penstock.proofs.regions.testbed import AWAY, HOME, PartResult, RegionsTestbed, open_regions, residue_of
-from penstock.proofs.testbed.load import ClosedLoopLoad, Loads
+from penstock.proofs.testbed.clients.load import ClosedLoopLoad, Loads
 from penstock.proofs.testbed.logs import read_events
 from penstock.proofs.testbed.testbed import under_load
 from penstock.v1.admin_pb2 import Tenant

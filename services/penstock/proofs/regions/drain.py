@@ -13,7 +13,7 @@ from penstock.proofs.regions.kill import CATALOG_SIZE, SETTINGS, TOKENS_BEFORE_K
 from penstock.proofs.regions.load import ResumingDriver, UnaryLoad, active_at
 from penstock.proofs.regions.options import RegionsOptions
 from penstock.proofs.regions.testbed import AWAY, HOME, PartResult, RegionsTestbed, open_regions, residue_of
-from penstock.proofs.testbed.load import ClosedLoopLoad, run_baseline
+from penstock.proofs.testbed.clients.load import ClosedLoopLoad, run_baseline
 from penstock.proofs.testbed.testbed import POLL_INTERVAL_S, under_load, wait_for_tokens
 
 UNARY_RATE = 20.0  # calls/s

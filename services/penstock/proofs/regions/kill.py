@@ -23,7 +23,7 @@ from penstock.proofs.regions.testbed import (
     open_regions,
     residue_of,
 )
-from penstock.proofs.testbed.load import ClosedLoopLoad, run_baseline
+from penstock.proofs.testbed.clients.load import ClosedLoopLoad, run_baseline
 from penstock.proofs.testbed.testbed import under_load, wait_for_tokens
 
 # Two cores carry 64 streams. A prompt of 500 tokens takes 10 ms, as on a small GPU: all answers of a region that dies

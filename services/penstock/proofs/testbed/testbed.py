@@ -17,8 +17,8 @@ from penstock.local_mesh.launch import TransformPlan, local_mesh
 from penstock.local_mesh.mesh import LocalMesh
 from penstock.local_mesh.operator_channels import operator_channel
 from penstock.local_mesh.plan import FIGURES_ZERO_AT_REST, MeshOptions
-from penstock.proofs.testbed.load import ClosedLoopLoad
-from penstock.proofs.testbed.tcp_relays import TcpRelays
+from penstock.proofs.testbed.clients.load import ClosedLoopLoad
+from penstock.proofs.testbed.faults.tcp_relays import TcpRelays
 from penstock.v1.admin_pb2 import GetSnapshotRequest, Snapshot
 from penstock.v1.admin_pb2_grpc import AdminStub
 

@@ -18,10 +18,10 @@ from penstock.scheduler import effects as scheduler_out
 from penstock.simulator.autoscaling.keda import KedaController
 from penstock.simulator.baselines import POLICIES
 from penstock.simulator.baselines.base import StepObserver
-from penstock.simulator.mesh.admission_filter import SimAdmissionFilter
 from penstock.simulator.mesh.autoscaler import SimAutoscaler
 from penstock.simulator.mesh.batch_replica import SimBatchReplica, SimLine
-from penstock.simulator.mesh.edge import SimEdge
+from penstock.simulator.mesh.edge.admission_filter import SimAdmissionFilter
+from penstock.simulator.mesh.edge.edge import SimEdge
 from penstock.simulator.mesh.engine import SimRun
 from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.mesh.pods import SimPods

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from penstock.chassis.errors import PenstockError
 from penstock.edge.regions.spill import Offer, OfferClass, SpillPolicy
-from penstock.simulator.mesh.edge import SimEdge
+from penstock.simulator.mesh.edge.edge import SimEdge
 from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.mesh.request import SimRequest
 from penstock.simulator.mesh.worker import MODEL

@@ -16,7 +16,7 @@ from penstock.edge.admission.filter import CallerClassCache
 from penstock.edge.api.grpc.messages import estimate_from_message, spec_of
 from penstock.edge.gateway import Gateway
 from penstock.edge.lifecycle.context import RequestContext
-from penstock.edge.lifecycle.request_spans import record_rejection
+from penstock.edge.lifecycle.observability.request_spans import record_rejection
 from penstock.edge.lifecycle.sinks import SessionSink, UnflushedOutput, failed_frame, step_frame
 from penstock.edge.regions.drain import RegionDrain
 from penstock.edge.request.estimate import AdmissionResult

@@ -11,8 +11,8 @@ import torch
 import triton
 from torch import Tensor
 
-from penstock.worker.engine.cuda.attention_kernels import combine_kernel, decode_kernel, prefill_kernel
-from penstock.worker.engine.cuda.plan_kernels import split_kernel, tile_kernel
+from penstock.worker.engine.cuda.kernels.attention_kernels import combine_kernel, decode_kernel, prefill_kernel
+from penstock.worker.engine.cuda.kernels.plan_kernels import split_kernel, tile_kernel
 from penstock.worker.engine.cuda.step import StepTensors
 from penstock.worker.engine.torch.kv_cache import LayerKv
 

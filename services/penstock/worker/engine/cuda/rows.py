@@ -4,7 +4,7 @@ import torch
 import triton
 from torch import Tensor
 
-from penstock.worker.engine.cuda.row_kernels import norm_kernel, rotate_kernel, silu_kernel
+from penstock.worker.engine.cuda.kernels.row_kernels import norm_kernel, rotate_kernel, silu_kernel
 from penstock.worker.engine.cuda.step import StepTensors
 from penstock.worker.engine.torch.kv_cache import LayerKv
 

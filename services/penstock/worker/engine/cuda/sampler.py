@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from penstock.worker.engine.cuda.sampling_kernels import adjust_kernel, draw_kernel
+from penstock.worker.engine.cuda.kernels.sampling_kernels import adjust_kernel, draw_kernel
 from penstock.worker.engine.cuda.token_counts import TokenCounts
 from penstock.worker.engine.sampling.draw import MIN_TEMPERATURE, RowDraw
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from penstock.bench.tables import new_table
-from penstock.cli.simulate import simulation_progress
+from penstock.cli.planning.simulate import simulation_progress
 from penstock.cli.tables import stderr_console, stdout_console
 from penstock.simulator.baselines import POLICIES
 from penstock.simulator.capacity_plan import MAX_WORKERS, CapacityPlan, plan_capacity

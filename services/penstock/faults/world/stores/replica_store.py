@@ -18,9 +18,9 @@ from penstock.auth.store.store import (
     Taken,
 )
 from penstock.auth.store.writer import partition_of_change
-from penstock.faults.world.disk import COMMIT_DELAY_S, RETRY_INTERVAL_S, DiskFull, DiskStore
 from penstock.faults.world.event_loop import ProcessLoop
-from penstock.faults.world.shared_database import PartitionsTaken, SharedDatabase
+from penstock.faults.world.stores.disk import COMMIT_DELAY_S, RETRY_INTERVAL_S, DiskFull, DiskStore
+from penstock.faults.world.stores.shared_database import PartitionsTaken, SharedDatabase
 
 
 @dataclass(eq=False)

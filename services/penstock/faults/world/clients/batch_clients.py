@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from penstock.faults.planned_batch import PlannedBatch
-from penstock.faults.world.http_client import CallFailed, Edges, Json
+from penstock.faults.world.clients.http_client import CallFailed, Edges, Json
 from penstock.faults.world.http_door import HttpRequest
 
 FILES, BATCHES = "/v1/files", "/v1/batches"

@@ -10,7 +10,7 @@ import orjson
 
 from penstock.faults.checks import oracle
 from penstock.faults.plan import PlannedResponse, ResponseAction
-from penstock.faults.world.http_client import CallFailed, Edges, Json
+from penstock.faults.world.clients.http_client import CallFailed, Edges, Json
 from penstock.faults.world.http_door import HttpRequest
 
 ROUTE = "/v1/responses"

@@ -7,7 +7,7 @@ from typing import Any
 from penstock.bench.statistics import quantile
 from penstock.bench.transcript import Transcript
 from penstock.proofs.card import CardLine, at_most, exactly, reported
-from penstock.proofs.live.rejection_floor import RejectionFloor
+from penstock.proofs.live.overload.rejection_floor import RejectionFloor
 
 US_PER_S = 1e6
 MAX_CLIENT_LAG_S = 1.0  # s; clients with more lag did not offer the planned load

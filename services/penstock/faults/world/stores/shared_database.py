@@ -22,9 +22,9 @@ from penstock.auth.store.store import (
     StoredState,
 )
 from penstock.auth.store.writer import partition_of_change
-from penstock.faults.world.disk import Disk, DiskFull
 from penstock.faults.world.event_loop import ProcessLoop
 from penstock.faults.world.host_clock import EPOCH_UNIX_S
+from penstock.faults.world.stores.disk import Disk, DiskFull
 from penstock.faults.world.world import World
 from penstock.mesh.partitions import PARTITIONS, partition_of
 

@@ -2,54 +2,27 @@
 
 from collections.abc import Iterable
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from penstock.bench.transcript import CANCELLED, OK, Transcript
 from penstock.chassis.durations import set_seconds
 from penstock.chassis.errors import Overloaded, PenstockError
-from penstock.chassis.prefix_depths import MAX_DEPTH
 from penstock.mesh.v1 import batch_pb2 as pb
 from penstock.mesh.v1.ticket_pb2 import Lease
 from penstock.queue.errors import RejectionWindow
-from penstock.queue.ticket import QueuedTicket
-from penstock.simulator.mesh.admission_filter import SimAdmissionFilter
 from penstock.simulator.mesh.batch_replica import SimLine
-from penstock.simulator.mesh.engine import PromptContent, SimRun
+from penstock.simulator.mesh.edge.admission_filter import SimAdmissionFilter
+from penstock.simulator.mesh.edge.attempts import SimAttempts
+from penstock.simulator.mesh.edge.peers import EdgePeers
+from penstock.simulator.mesh.engine import SimRun
 from penstock.simulator.mesh.event_queue import SimEventQueue
 from penstock.simulator.mesh.request import SimRequest
-from penstock.simulator.mesh.shard import EDGE_ID
-from penstock.simulator.mesh.worker import MODEL, SimWorker
+from penstock.simulator.mesh.worker import SimWorker
 from penstock.simulator.report.ledger import SimulationLedger
 from penstock.simulator.scenario import Scenario, SimTenant
 from penstock.simulator.traffic.demand import OfferedRequest
-from penstock.simulator.traffic.shared_prefixes import packed_block_hashes, salt_of
 
 RETRIED_CODES = ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
-
-
-class EdgePeers(Protocol):
-    """The peers of edges, which receive each frame after the link delay."""
-
-    def enqueue(self, ticket: QueuedTicket) -> None: ...
-
-    def withdraw(self, ticket: QueuedTicket) -> None: ...
-
-    def start(self, worker: str, lease_id: str, run: SimRun) -> None: ...
-
-    def cancel(self, worker: str, run: SimRun) -> None: ...
-
-    def send_line_running(self, number: int) -> None: ...
-
-    def send_line_ended(self, ended: pb.LineEnded) -> None: ...
-
-    def worker(self, name: str) -> SimWorker: ...
-
-    @property
-    def is_served(self) -> bool:
-        """Whether a worker is attached. Without one, requests are held."""
-
-    def on_held_requests(self, requests: int) -> None:
-        """The number of held requests has changed."""
 
 
 class RegionBorder(Protocol):
@@ -74,20 +47,8 @@ class RegionBorder(Protocol):
         """Return the edge that has the request."""
 
 
-class StartedRun(NamedTuple):
-    """A run that an edge has started."""
-
-    request: SimRequest
-    ticket: QueuedTicket
-    run: SimRun
-    worker: SimWorker
-
-
 class SimEdge:
-    """All edges of a mesh. The link between a client and its edge has no delay.
-
-    If `cancels_abandoned` is false, the work of clients that have cancelled continues, as in some baselines.
-    """
+    """All edges of a mesh. The link between a client and its edge has no delay."""
 
     def __init__(
         self,
@@ -97,7 +58,7 @@ class SimEdge:
         ledger: SimulationLedger,
         *,
         admission_filter: SimAdmissionFilter | None,  # None: every request is enqueued
-        cancels_abandoned: bool,
+        cancels_abandoned: bool,  # as in `SimAttempts`
     ) -> None:
         self.open_requests = 0  # requests that have not ended
         self.admission_filter = admission_filter
@@ -105,18 +66,10 @@ class SimEdge:
         self._events = events
         self._peers = peers
         self._ledger = ledger
-        self._cancels_abandoned = cancels_abandoned
-        self._block_size = scenario.workers[0].block_size
-        self._places_by_prefix = scenario.places_by_prefix
-        self._salts = (
-            {each.name: salt_of(each.name) for each in scenario.tenants} if scenario.has_shared_prefixes else {}
-        )
+        self._attempts = SimAttempts(scenario, events, peers, ledger, cancels_abandoned=cancels_abandoned)
         self._rngs = {each.name: Random(f"{scenario.seed}/{each.name}/client") for each in scenario.tenants}
-        self._waiting: dict[str, tuple[SimRequest, QueuedTicket]] = {}  # by ticket, until a lease
-        self._started_runs: dict[int, StartedRun] = {}  # by run, until the run has ended
         self._held: list[tuple[SimRequest, float]] = []  # requests that wait for the first worker, and since when
         self._lines: dict[str, SimRequest] = {}  # batch lines that have not ended, by line id
-        self._last_run_id = 0
         self._rejections = 0
 
     @property
@@ -137,7 +90,7 @@ class SimEdge:
         if client.deadline:
             request.deadline = now + client.deadline
             self._events.schedule(request.deadline, self._abandon, request, "DEADLINE_PASSED", "DEADLINE_EXCEEDED")
-        self._attempt(request)
+        self._begin_attempt(request)
 
     def _new_request(self, tenant: SimTenant, offered: OfferedRequest) -> SimRequest:
         transcript = Transcript(len(self._ledger.requests), self._events.now)
@@ -156,9 +109,9 @@ class SimEdge:
         held, self._held = self._held, []
         self._peers.on_held_requests(0)
         for request, held_at in held:
-            self._attempt(request, held_at)
+            self._begin_attempt(request, held_at)
 
-    def _attempt(self, request: SimRequest, held_at: float | None = None) -> None:
+    def _begin_attempt(self, request: SimRequest, held_at: float | None = None) -> None:
         """Enqueue a request, or hold it. A request that was held keeps the time of its arrival."""
         if request.has_ended or (self.border and self.border.redirect(request)):
             return
@@ -171,11 +124,11 @@ class SimEdge:
         request.attempts += 1
         request.offered_to = ()
         request.submitted_at = now if held_at is None else held_at
-        ticket = self._new_ticket(request)
+        ticket = self._attempts.new_ticket(request)
         if self.admission_filter and (error := self.admission_filter.check(ticket, now)):
             self._on_rejected(request, error)
             return
-        self._enqueue(request, ticket)
+        self._attempts.enqueue(request, ticket)
         if client.patience:
             self._events.schedule(now + client.patience, self._on_patience_expired, request, request.attempts)
 
@@ -207,7 +160,7 @@ class SimEdge:
 
     def _retry_later(self, request: SimRequest, retry_after: float) -> None:
         backoff = request.tenant.client.backoff * 2 ** (request.attempts - 1) * (0.5 + request.rng.random())
-        self._events.schedule(self._events.now + max(retry_after, backoff), self._attempt, request)
+        self._events.schedule(self._events.now + max(retry_after, backoff), self._begin_attempt, request)
 
     # Called by the batch replica.
 
@@ -219,12 +172,12 @@ class SimEdge:
         request.line, request.deadline = line.number, line.deadline
         request.priority = min(line.tenant.priority, line.priority)
         self.open_requests += 1
-        self._attempt(request)
+        self._begin_attempt(request)
 
     def on_line_stopped(self, line_id: str) -> None:
         request = self._lines.get(line_id)
         if request and request.line:
-            self.withdraw_attempt(request)
+            self._attempts.withdraw(request)
             self._give_back(request, 0.0)
 
     def _give_back(self, request: SimRequest, retry_after: float) -> None:
@@ -248,7 +201,7 @@ class SimEdge:
     def on_guest(self, request: SimRequest) -> None:
         """Enqueue a request that another region has rejected."""
         if not request.has_ended:
-            self._enqueue(request, self._new_ticket(request))
+            self._attempts.enqueue(request, self._attempts.new_ticket(request))
 
     def on_guest_returned(self, request: SimRequest, error: PenstockError) -> None:
         """Continue with a request of this region that no other region has admitted."""
@@ -258,57 +211,35 @@ class SimEdge:
     def take_over(self, request: SimRequest) -> None:
         """Continue a request of a region that is lost, after the tokens that its client has."""
         if not request.has_ended:
-            self._attempt(request)
+            self._begin_attempt(request)
 
     def give_all(self) -> list[SimRequest]:
         """Take all open requests out of this mesh, which is lost. Batch lines stay."""
-        waiting = [request for request, _ in self._waiting.values()]
-        running = [each.request for each in self._started_runs.values() if each.request.run is each.run]
-        given = [each for each in (*waiting, *running) if not each.line]
+        given = [each for each in self._attempts.requests() if not each.line]
         for request in given:
-            self.withdraw_attempt(request)
+            self._attempts.withdraw(request)
         return given
 
     # Called by the queue.
 
     def on_queued(self, ticket_id: str, predicted_wait: float | None, predicted_ttft: float | None) -> None:
-        if waiting := self._waiting.get(ticket_id):
+        if waiting := self._attempts.find_waiting(ticket_id):
             request, _ = waiting
             request.predicted_wait, request.predicted_ttft = predicted_wait, predicted_ttft
 
     def on_leased(self, lease: Lease, waited: float) -> None:
-        """Start the run, unless the client has cancelled since."""
-        waiting = self._waiting.get(lease.ticket_id)
-        if waiting is None or waiting[1].attempt != lease.attempt:
-            return
-        request, ticket = self._remove_waiting(lease.ticket_id)
-        self._ledger.record_wait(request, waited)
-        self._last_run_id += 1
-        emitted = ticket.prompt_tokens - request.prompt_tokens
-        content = self._prompt_content(request, emitted) if self._salts else None
-        lengths = ticket.prompt_tokens, request.output_tokens - emitted, ticket.max_output_tokens
-        run = SimRun(self._last_run_id, ticket.tenant_id, *lengths, content, prefill_rank=ticket.prefill_rank)
-        worker = self._peers.worker(lease.worker_id)
-        self._ledger.record_zone(request, worker)
-        self._started_runs[run.run_id] = StartedRun(request, ticket, run, worker)
-        if request.ticket is ticket:
-            request.run, request.worker = run, lease.worker_id
-        else:
-            self._ledger.record_abandoned(run, 0)
-        self._peers.start(lease.worker_id, lease.lease_id, run)
-        if request.line:
-            self._peers.send_line_running(request.line)
+        self._attempts.start(lease, waited)
 
     def on_rejection_windows(self, ticket_id: str, windows: Iterable[RejectionWindow]) -> None:
         """The queue has admitted a ticket and reports which demand it would reject behind it."""
-        waiting = self._waiting.get(ticket_id)
+        waiting = self._attempts.find_waiting(ticket_id)
         if self.admission_filter and waiting and not waiting[0].is_guest:
             self.admission_filter.on_queued(waiting[1], windows, self._events.now)
 
     def on_shed(self, ticket_id: str, error: PenstockError, windows: Iterable[RejectionWindow]) -> None:
-        if ticket_id not in self._waiting:
+        if not self._attempts.find_waiting(ticket_id):
             return
-        request, ticket = self._remove_waiting(ticket_id)
+        request, ticket = self._attempts.remove_waiting(ticket_id)
         if self.admission_filter and isinstance(error, Overloaded) and not request.is_guest:
             self.admission_filter.on_shed(ticket, windows, error, self._events.now)
         if request.ticket is ticket:
@@ -336,10 +267,8 @@ class SimEdge:
 
     def on_run_ended(self, worker: SimWorker, run: SimRun) -> None:
         """A run has emitted its last token or was cancelled."""
-        request = self._started_runs.pop(run.run_id).request
-        self._ledger.record_run_end(request, worker, run)
+        request = self._attempts.end_run(worker, run).request
         if request.run is run:
-            self._ledger.deliver(request, worker, run, self._events.now)
             request.ticket = request.run = None
             request.transcript.usage_tokens = request.output_tokens
             self.end(request, OK)
@@ -348,79 +277,17 @@ class SimEdge:
 
     def on_run_lost(self, worker: SimWorker, run: SimRun) -> None:
         """The worker of a run is dead: resume the answer on another worker."""
-        self._resume(worker, run, avoid_workers=(worker.name,))
+        self._attempts.resume(worker, run, avoid_workers=(worker.name,))
 
     def on_run_revoked(self, worker: SimWorker, run: SimRun) -> None:
         """The lease of a run was revoked for a ticket of a higher class: resume the answer on any worker."""
-        self._resume(worker, run)
-
-    def _resume(self, worker: SimWorker, run: SimRun, avoid_workers: tuple[str, ...] = ()) -> None:
-        request, former, *_ = self._started_runs.pop(run.run_id)
-        self._ledger.record_run_end(request, worker, run)
-        if request.run is run:
-            self._ledger.deliver(request, worker, run, self._events.now)
-            request.run = None
-            avoid_workers = (*former.avoid_workers, *avoid_workers)
-            self._enqueue(request, self._new_ticket(request, former.attempt + 1, avoid_workers))
-
-    # Attempts.
-
-    def _new_ticket(self, request: SimRequest, attempt: int = 1, avoid_workers: tuple[str, ...] = ()) -> QueuedTicket:
-        tenant, emitted = request.tenant, request.transcript.tokens
-        return QueuedTicket(
-            ticket_id=f"{request.name}.{request.attempts}",
-            edge=EDGE_ID,
-            tenant_id=tenant.name,
-            model=MODEL,
-            priority=request.priority,
-            weight=tenant.weight,
-            prompt_tokens=request.prompt_tokens + emitted,
-            max_output_tokens=max(1, request.max_output_tokens - emitted),
-            deadline=request.deadline if self._cancels_abandoned else 0.0,
-            enqueued=request.submitted_at,
-            attempt=attempt,
-            prefix_hashes=self._block_hashes(request) if self._salts and self._places_by_prefix else b"",
-            avoid_workers=avoid_workers,
-            away=request.away,
-        )
-
-    def _prompt_content(self, request: SimRequest, emitted: int) -> PromptContent:
-        return PromptContent(request.transcript.number, self._salts[request.tenant.name], request.prefix, emitted)
-
-    def _block_hashes(self, request: SimRequest) -> bytes:
-        hashed_tokens = min(request.prompt_tokens, MAX_DEPTH * self._block_size)
-        token_ids = request.prefix.token_ids(hashed_tokens, request.transcript.number)
-        return packed_block_hashes(token_ids, self._block_size, self._salts[request.tenant.name])
-
-    def _enqueue(self, request: SimRequest, ticket: QueuedTicket) -> None:
-        request.ticket, request.predicted_wait = ticket, None
-        self._waiting[ticket.ticket_id] = request, ticket
-        self._ledger.count_waiting(ticket, 1)
-        self._peers.enqueue(ticket)
-
-    def _remove_waiting(self, ticket_id: str) -> tuple[SimRequest, QueuedTicket]:
-        request, ticket = self._waiting.pop(ticket_id)
-        self._ledger.count_waiting(ticket, -1)
-        return request, ticket
+        self._attempts.resume(worker, run)
 
     def has_first_token(self, request: SimRequest) -> bool:
-        return bool(request.run and self._peers.worker(request.worker).emitted_tokens(request.run))
+        return self._attempts.has_first_token(request)
 
     def withdraw_attempt(self, request: SimRequest) -> None:
-        """Remove the current attempt from the mesh, whether it waits or runs."""
-        ticket, run = request.ticket, request.run
-        request.ticket = request.run = None
-        if ticket is None:
-            return
-        if run:
-            worker = self._peers.worker(request.worker)
-            self._ledger.deliver(request, worker, run, self._events.now)
-            self._ledger.record_abandoned(run, worker.computed_tokens(run))
-            if self._cancels_abandoned:
-                self._peers.cancel(request.worker, run)
-        elif self._cancels_abandoned:
-            self._remove_waiting(ticket.ticket_id)
-            self._peers.withdraw(ticket)
+        self._attempts.withdraw(request)
 
     def end(self, request: SimRequest, outcome: str, code: str = "OK", retry_after: float | None = None) -> None:
         assert not request.has_ended, "a request ends exactly once"
@@ -429,10 +296,7 @@ class SimEdge:
 
     def close(self) -> None:
         """End the requests that are still open, and account for the work of active runs."""
-        for request, _, run, worker in self._started_runs.values():
-            self._ledger.record_run_end(request, worker, run)
-            if request.run is run:
-                self._ledger.deliver(request, worker, run, self._events.now)
+        self._attempts.close()
         for request in self._ledger.requests:
             if not request.has_ended:
                 self.end(request, "UNFINISHED", "UNFINISHED")

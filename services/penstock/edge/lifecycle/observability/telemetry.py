@@ -16,13 +16,13 @@ from penstock.edge.explain.history import RequestHistory
 from penstock.edge.explain.record import record_of
 from penstock.edge.lifecycle.active_request import ActiveRequest
 from penstock.edge.lifecycle.effects import AcknowledgeCancel
-from penstock.edge.lifecycle.request_metrics import (
+from penstock.edge.lifecycle.observability.request_metrics import (
     record_answer_resumed,
     record_cancel_acknowledged,
     record_ended,
     time_per_token,
 )
-from penstock.edge.lifecycle.request_spans import EndedRequest, operation_of, record_request_spans
+from penstock.edge.lifecycle.observability.request_spans import EndedRequest, operation_of, record_request_spans
 from penstock.edge.request.front_times import NO_TIMES, FrontTimes
 from penstock.edge.request.spec import RequestSpec
 from penstock.mesh.v1.queue_pb2 import Queued

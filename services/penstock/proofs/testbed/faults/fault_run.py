@@ -10,7 +10,7 @@ from penstock.bench.transcript import TokenTranscript, TranscriptFindings, check
 from penstock.proofs.card import CardLine, ProofCard, charge_lines, finding_lines, residue_lines
 from penstock.proofs.checks.injected_faults import InjectedFault, void_reason
 from penstock.proofs.checks.ledger import check_charges
-from penstock.proofs.testbed.load import ClosedLoopLoad
+from penstock.proofs.testbed.clients.load import ClosedLoopLoad
 from penstock.proofs.testbed.logs import read_ledger, requests_by_ticket
 from penstock.proofs.testbed.testbed import Testbed, under_load, wait_for_tokens
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from penstock.proofs.card import CardLine, at_least, exactly, reported
-from penstock.proofs.testbed.fault_run import FaultRun
+from penstock.proofs.testbed.faults.fault_run import FaultRun
 from penstock.proofs.testbed.logs import read_events, unix_time
 
 BUSY_LOOP = "import sys, time\nend = time.monotonic() + float(sys.argv[1])\nwhile time.monotonic() < end: pass"

@@ -25,7 +25,7 @@ from penstock.chassis.garbage import freeze_gc
 from penstock.chassis.lifecycle import background
 from penstock.client import Options, RetryPolicy
 from penstock.proofs.requests import request_catalog
-from penstock.proofs.testbed.line_process import LineProcess, open_line_process, read_message, write_message
+from penstock.proofs.testbed.clients.line_process import LineProcess, open_line_process, read_message, write_message
 
 TRANSPORTS = {"grpc": "grpc", "session": "session", "http": "completions"}  # API by transport
 READY = "ready"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from penstock.cli.limit_options import LIMITS, NANOS
+from penstock.cli.limits.options import LIMITS, NANOS
 from penstock.v1 import admin_pb2 as pb
 
 _PERIOD_NAMES = {pb.BUDGET_PERIOD_DAY: "day", pb.BUDGET_PERIOD_MONTH: "month"}

@@ -1,6 +1,7 @@
 """Shifts the Unix time of this process by the offset in a file. Python imports this module at its start.
 
-It is found by PYTHONPATH, in processes that `proofs/testbed/fake_clocks.py` starts. The monotonic clock stays true.
+It is found by PYTHONPATH, in processes that `proofs/testbed/faults/fake_clocks.py` starts. The monotonic clock stays
+true.
 """
 
 import os

@@ -8,7 +8,7 @@ from penstock.bench.drivers.grpc import GrpcDriver, PlainClient
 from penstock.bench.load import BenchRequest
 from penstock.client import Client
 from penstock.proofs.checks.interrupted_calls import ANY_ENVOY
-from penstock.proofs.testbed.load import ClosedLoopLoad, Loads
+from penstock.proofs.testbed.clients.load import ClosedLoopLoad, Loads
 from penstock.proofs.testbed.testbed import Testbed
 
 CONNECTIONS = 2  # of each kind of client to each Envoy

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 
 from penstock.local_mesh.processes import ChildProcess
-from penstock.proofs.testbed.fault_run import FaultRun
+from penstock.proofs.testbed.faults.fault_run import FaultRun
 from penstock.proofs.testbed.testbed import POLL_INTERVAL_S, REST_TIMEOUT_S, Testbed, wait_for_tokens
 
 

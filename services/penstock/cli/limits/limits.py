@@ -7,8 +7,8 @@ from google.protobuf.json_format import MessageToDict
 
 from penstock.bench.tables import new_table
 from penstock.cli.admin import AdminTarget
-from penstock.cli.limit_options import LIMITS, BudgetOption
-from penstock.cli.limit_texts import key_texts, money
+from penstock.cli.limits.options import LIMITS, BudgetOption
+from penstock.cli.limits.texts import key_texts, money
 from penstock.cli.tables import stdout_console
 from penstock.v1 import admin_pb2 as pb
 

@@ -27,8 +27,8 @@ from penstock.bench.transcript import Transcript
 from penstock.client import Options
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import ProofCard, reported
-from penstock.proofs.live.rejection_floor import measure_floors
-from penstock.proofs.live.surge_lines import (
+from penstock.proofs.live.overload.rejection_floor import measure_floors
+from penstock.proofs.live.overload.surge_lines import (
     APIS,
     HEAVY_OVERLOAD,
     JUDGED_API,
@@ -43,7 +43,7 @@ from penstock.proofs.live.surge_lines import (
     rejection_lines,
     surge_void_reason,
 )
-from penstock.proofs.testbed.fault_run import add_residue
+from penstock.proofs.testbed.faults.fault_run import add_residue
 from penstock.proofs.testbed.testbed import Testbed, open_testbed
 from penstock.simulator.capacity_plan import knee_load
 from penstock.simulator.report.figures import figures_of

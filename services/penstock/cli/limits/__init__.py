@@ -1,0 +1,1 @@
+"""Limits, budgets, models and prices of tenants and keys: options, calls and texts."""

@@ -1,0 +1,1 @@
+"""Kernels in Triton. The modules beside this folder launch them."""
