@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from penstock.chassis.errors import InvalidArgument, PenstockError
-from penstock.edge.gateway import Gateway, prompt_bytes
+from penstock.edge.gateway import Gateway
 from penstock.edge.lifecycle.context import RequestContext
 from penstock.edge.lifecycle.sinks import ResponseStream
 from penstock.edge.models.loaded_model import LoadedModel
@@ -15,6 +15,7 @@ from penstock.edge.request import limits
 from penstock.edge.request.embedding import EmbeddingCall
 from penstock.edge.request.estimate import estimate_from_spec
 from penstock.edge.request.limit_headers import Headers
+from penstock.edge.request.size import prompt_bytes
 from penstock.edge.request.spec import RequestSpec
 from penstock.mesh.embeddings import EMBEDDING_UNSUPPORTED
 from penstock.mesh.v1.admission_pb2 import Credential

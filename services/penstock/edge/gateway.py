@@ -1,7 +1,5 @@
 """Gateway: the operations of the edge that the gRPC and HTTP APIs call."""
 
-import asyncio
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -29,11 +27,13 @@ from penstock.edge.mirror import RequestMirror
 from penstock.edge.models.catalog import ModelCatalog
 from penstock.edge.models.loaded_model import LoadedModel
 from penstock.edge.models.planner import RequestPlanner
+from penstock.edge.prompt_planning import PromptPlanning
 from penstock.edge.request.estimate import AdmissionResult, RequestEstimate, estimate_from_spec
 from penstock.edge.request.front_times import NO_TIMES, FrontTimes
 from penstock.edge.request.limit_headers import Headers
 from penstock.edge.request.limits import TIMEOUT_S
-from penstock.edge.request.spec import ChatInput, Prompt, RequestSpec, TextInput
+from penstock.edge.request.size import BYTES_PER_PYTHON_ID, spec_bytes
+from penstock.edge.request.spec import RequestSpec
 from penstock.edge.runner import RequestRunner
 from penstock.edge.text.executor import SMALL_INPUT_BYTES, TokenizerPools
 from penstock.mesh.v1.admission_pb2 import Credential, Identity
@@ -42,7 +42,6 @@ from penstock.v1.inference_pb2 import PRIORITY_UNSPECIFIED, CountTokensResponse,
 Parsed = TypeVar("Parsed")
 
 EXPECTED_WAIT_HEADER = "x-penstock-expected-wait"  # s until a worker serves the model
-BYTES_PER_PYTHON_ID = 36  # of a Python int in a tuple, as in `RequestSpec`
 
 
 async def _no_op() -> None:
@@ -65,7 +64,7 @@ class Gateway:
     ) -> None:
         self._config = config
         self._lifecycle_limits = config.lifecycle_limits
-        self._planner = planner
+        self._planning = PromptPlanning(runner, planner)
         self._runner = runner
         self._catalog = catalog
         self._pools = pools
@@ -201,7 +200,7 @@ class Gateway:
 
         `traceparent` is valid or empty; `session_link` as in `RequestTelemetry`.
         """
-        size = _size_bytes(spec)
+        size = spec_bytes(spec)
         try:
             self._runner.requests.check_room(size)
         except PenstockError as error:
@@ -243,14 +242,14 @@ class Gateway:
             await self._runner.model_wait.wait(context)
             if context.request.is_done:  # its client has cancelled, or its deadline has passed
                 return
-            plan = await self._plan(context)
+            plan = await self._planning.plan(context)
             self._runner.requests.add_bytes(context, plan.prompt_bytes)
         except Exception as error:  # noqa: BLE001  # logged by `failure_from`; one request must not end its session
             self.name_caller(error, context.credential)
             self._runner.fail(context, error_from_failure(failure_from(error)))
             return
         if context.request.is_done:  # its client has cancelled, and its telemetry is closed
-            self._charge_abandoned(context, plan)
+            self._planning.charge_abandoned(context, plan)
             return
         if not self._runner.admits(context, plan):
             return
@@ -265,39 +264,6 @@ class Gateway:
 
     def _reserve(self, context: RequestContext, plan: GenerationPlan) -> None:
         self._runner.on_tokenized(context, plan)
-
-    async def _plan(self, context: RequestContext) -> GenerationPlan:
-        """Plan a request.
-
-        A long prompt that is being tokenized when its client leaves is tokenized to its end, because the tokenizer
-        cannot be interrupted, and is charged.
-        """
-        if context.size_bytes <= SMALL_INPUT_BYTES:
-            return await self._planner.plan(context.spec, context.size_bytes)
-        has_begun = threading.Event()
-        planning = self._runner.run_task(
-            self._planner.plan_or_error(context.spec, context.size_bytes, has_begun.set), f"plan {context.ticket_id}"
-        )
-        try:
-            planned = await asyncio.shield(planning)
-        except asyncio.CancelledError:
-            if has_begun.is_set():
-                planning.add_done_callback(lambda done: self._on_abandoned(context, done))
-            else:
-                planning.cancel()
-            raise
-        if isinstance(planned, Exception):
-            raise planned
-        return planned
-
-    def _on_abandoned(self, context: RequestContext, planning: "asyncio.Task[GenerationPlan | Exception]") -> None:
-        if not planning.cancelled() and not isinstance(plan := planning.result(), Exception):
-            self._charge_abandoned(context, plan)
-
-    def _charge_abandoned(self, context: RequestContext, plan: GenerationPlan) -> None:
-        """Charge a long prompt whose request ended before its tokens were reserved."""
-        if context.size_bytes > SMALL_INPUT_BYTES:
-            self._runner.auth.charge_abandoned(context, plan)
 
     def add_bytes(self, context: RequestContext, size: int) -> None:
         """Count `size` more bytes of a request, which fails if there is no room for them."""
@@ -314,7 +280,7 @@ class Gateway:
         """Return the number of tokens of the spec's input for its model. The caller must be identified."""
         model = await self._catalog.find(spec.model)
         encode = partial(model.codec.prompt_ids, spec.input, datetime.now(UTC))
-        size = _size_bytes(spec)
+        size = spec_bytes(spec)
         with self._runner.requests.hold_bytes(size):
             ids = await self._pools.run(size, encode)
         return CountTokensResponse(
@@ -402,20 +368,3 @@ class Gateway:
         """
         given = [max(0.0, limit) for limit in limits if limit is not None]
         return min([*given, TIMEOUT_S]) if given else self._config.default_timeout
-
-
-def _size_bytes(spec: RequestSpec) -> int:
-    """Return the approximate bytes that a spec holds."""
-    return prompt_bytes(spec.input) + BYTES_PER_PYTHON_ID * len(spec.resume_ids)
-
-
-def prompt_bytes(prompt: Prompt) -> int:
-    match prompt:
-        case TextInput(text):
-            return len(text)
-        case ChatInput(messages, tools):
-            size = sum(len(message.role) + len(message.content) for message in messages)
-            size += sum(len(call.arguments) for message in messages for call in message.tool_calls)
-            return size + sum(len(tool.description) + len(tool.parameters) for tool in tools)
-        case _:
-            return BYTES_PER_PYTHON_ID * len(prompt.ids)

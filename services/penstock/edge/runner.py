@@ -13,6 +13,7 @@ from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.errors import Aborted, Overloaded, PenstockError, error_from_failure, failure_from
 from penstock.chassis.security.channels import PLAINTEXT, Dialer
 from penstock.edge.admission.filter import EDGE_TIER, QUEUE_TIER, AdmissionFilter
+from penstock.edge.answer_messages import accepted_message, finished_message
 from penstock.edge.config import EdgeConfig
 from penstock.edge.explain.history import RequestHistory
 from penstock.edge.lifecycle.context import RequestContext
@@ -43,7 +44,6 @@ from penstock.edge.regions.client import RegionClient
 from penstock.edge.upstreams.auth import AuthClient
 from penstock.edge.upstreams.queue import QueueClient
 from penstock.edge.upstreams.worker import WorkerClient
-from penstock.v1.inference_pb2 import Accepted, Finished, ToolCall, Usage
 from penstock.v1.stream_pb2 import Hello
 
 log = structlog.get_logger()
@@ -242,11 +242,11 @@ class RequestRunner:
             case Settle():
                 self._settle(context, effect)
             case Accept():
-                context.sink.send_accepted(_accepted_message(context))
+                context.sink.send_accepted(accepted_message(context))
                 if context.route and context.request.attempt == 1:
                     self.on_routed(context)
             case Finish():
-                context.sink.send_finished(_finished_message(context, effect))
+                context.sink.send_finished(finished_message(context, effect))
             case Fail(error):
                 context.telemetry.on_failed(error, self.now())
                 context.sink.send_failed(error)
@@ -362,40 +362,3 @@ class RequestRunner:
 def _unpacked_bytes(context: RequestContext) -> int:
     """Return the unread bytes of a request that are not counted in the memory budget: those of a few tokens."""
     return context.sink.buffer.size_bytes - context.sink.buffer.packed_bytes
-
-
-def _accepted_message(context: RequestContext) -> Accepted:
-    request = context.request
-    return Accepted(
-        request_id=context.request_id,
-        model=request.plan.model,
-        prompt_tokens=request.prompt_tokens,
-        max_output_tokens=request.plan.max_output_tokens,
-        seed=request.plan.sampling.seed,
-        answer_id=context.answer_id,
-        model_version=request.plan.model_version,
-    )
-
-
-def _finished_message(context: RequestContext, finish: Finish) -> Finished:
-    request = context.request
-    usage = Usage(
-        prompt_tokens=request.charged_prompt_tokens,
-        output_tokens=request.output_tokens,
-        cached_prompt_tokens=min(request.cached_prompt_tokens, request.charged_prompt_tokens),
-    )
-    finished = Finished(
-        reason=finish.reason,
-        usage=usage,
-        stop_string=finish.stop_string,
-        tool_calls=[
-            ToolCall(id=call.id, name=call.name, arguments=call.arguments)
-            for call in request.plan.tool_calls(context.answer_id)
-        ],
-    )
-    if context.spec.explain:
-        timeline = request.timeline.to_message(
-            trace_id=context.telemetry.trace_id, worker_id=request.worker_id, attempts=request.attempt
-        )
-        finished.timeline.CopyFrom(timeline)
-    return finished
