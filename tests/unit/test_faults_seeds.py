@@ -40,7 +40,7 @@ def test_no_seed_violates_a_guarantee_with_freezes_beyond_the_patience_of_peers(
     for outcome in run_seeds(LONG_SEEDS, PlanOverrides(max_freeze_s=40.0)):
         tally.add(outcome)
     assert {outcome.plan.seed: outcome.violations for outcome in tally.failed_worlds} == {}
-    assert tally.faults_by_kind["freeze"] > 0.8 * len(LONG_SEEDS)
+    assert tally.faults_by_kind["freeze"] > 0.7 * len(LONG_SEEDS)  # of the others, no frame armed the fault
 
 
 def test_no_answer_mixes_two_versions_of_a_model_during_a_rollout():
