@@ -19,6 +19,8 @@ from penstock.auth.store.responses.opening import opened_responses
 from penstock.auth.store.responses.operations import ResponseOperations
 from penstock.auth.store.responses.store import ThreadedResponseStore
 from penstock.auth.store.roll_up import Retention
+from penstock.auth.store.store import StoredState
+from penstock.auth.store.threaded import ThreadedStore
 from penstock.auth.usage.reader import UsageReader
 from penstock.chassis.clocks import WallMonotonicClock
 from penstock.chassis.lifecycle import background, main, stop_requested
@@ -34,18 +36,7 @@ from penstock.mesh.v1.responses_pb2_grpc import add_ResponseStoreServiceServicer
 async def run_auth(config: AuthConfig) -> None:
     time = WallMonotonicClock()
     clock = time.now
-    retention = Retention(config.ledger_retention, config.ledger_max_rows, config.hourly_retention)
-    stored = opened_store(
-        config.store,
-        fsync=config.fsync,
-        retention=retention,
-        clock=clock,
-        disk_watermark=config.disk_watermark,
-        instance_id=config.instance_id,
-        address=config.advertise or config.listen,
-        reports_usage=not config.is_home,
-    )
-    async with stored as (store, state), AsyncExitStack() as stack:
+    async with _opened_store(config, clock) as (store, state), AsyncExitStack() as stack:
         time.shift(store.clock_offset)  # the limits of a tenant follow one clock, whichever replica owns it
         responses = await stack.enter_async_context(_opened_responses(config, clock))
         authorizer = recover(config, state, clock(), store.epochs, shares_of(config))
@@ -122,6 +113,21 @@ async def run_auth(config: AuthConfig) -> None:
                 await service.drain()
                 role.quotas.end("draining")
                 await kept.drain()
+
+
+def _opened_store(
+    config: AuthConfig, clock: Callable[[], float]
+) -> AbstractAsyncContextManager[tuple[ThreadedStore, StoredState]]:
+    return opened_store(
+        config.store,
+        fsync=config.fsync,
+        retention=Retention(config.ledger_retention, config.ledger_max_rows, config.hourly_retention),
+        clock=clock,
+        disk_watermark=config.disk_watermark,
+        instance_id=config.instance_id,
+        address=config.advertise or config.listen,
+        reports_usage=not config.is_home,
+    )
 
 
 def _opened_responses(
