@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from edge_mesh import TIMEOUT_S, EdgeMesh, edge_mesh, hello
+from free_ports import free_port
 from penstock.chassis.errors import Unauthenticated
 from penstock.chassis.streams.link import accept_stream
 from penstock.mesh.partitions import PARTITIONS, partition_of
@@ -57,7 +58,7 @@ class AuthReplica(AdmissionServiceServicer):
     not_owners: int = 0
     streams: int = 0  # so far
     peers: set = field(default_factory=set)
-    port: int = 0
+    port: int = field(default_factory=free_port)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _running: AsyncExitStack = field(default_factory=AsyncExitStack)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 
 from edge_mesh import FakeQueue, FakeWorker, hello, served
+from free_ports import free_port
 from operators import admin_socket
 from penstock.auth.config import AuthConfig
 from penstock.auth.identity.identity_keys import IdentityKeyRing
@@ -71,7 +72,7 @@ class RestartableAuth:
     path: Path
     settings: dict
     now: float = START_UNIX_S
-    port: int = 0
+    port: int = field(default_factory=free_port)
     service: PausableAdmission | None = None
     authorizer: object = None
     identity_keys: IdentityKeyRing | None = None

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
+from free_ports import free_port
 from penstock.routing.bootstrap import bootstrap
 
 ENVOY = Path(sys.executable).parent / "envoy"
@@ -22,12 +22,6 @@ SERVER_OPTIONS = [
     ("grpc.server.max_pending_requests", 10_000),
     ("grpc.server.max_pending_requests_hard_limit", 20_000),
 ]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Backend:

@@ -6,7 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import httpx
 
 from envoy_auth import GOOD, EnvoyAuth
-from envoy_proxy import ECHO, Backend, EnvoyProxy, free_port
+from envoy_proxy import ECHO, Backend, EnvoyProxy
+from free_ports import free_port
 from operators import admin_socket
 
 KNOWN = (("authorization", GOOD),)

@@ -33,9 +33,3 @@ async def inference_at(address: str, **methods: Any) -> AsyncIterator[Server]:
     """Serve `methods` at an address that was found free."""
     async with serving(address, [(add_InferenceServicer_to_server, scripted_servicer(**methods))]) as server:
         yield server
-
-
-async def free_address() -> str:
-    """Return an address at which a server has just stopped."""
-    async with inference_server() as (_, server):
-        return server.address

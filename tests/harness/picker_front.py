@@ -8,7 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import yaml
 
-from envoy_proxy import ENVOY, free_port, logged_process
+from envoy_proxy import ENVOY, logged_process
+from free_ports import free_port
 from openai_server import OpenAIServer
 from paths import REPO
 from penstock.picker.endpoints.http_get import get

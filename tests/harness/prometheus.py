@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import socket
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ import httpx
 import pytest
 import yaml
 
+from free_ports import free_port
 from penstock.chassis.observability.deferred import DEFERRAL_S
 
 PROGRAM = shutil.which("prometheus")
@@ -117,10 +117,3 @@ async def wait_ready(http: httpx.AsyncClient) -> None:
             except httpx.TransportError:
                 pass
             await asyncio.sleep(0.1)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

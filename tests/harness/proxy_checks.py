@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager
 
 import httpx
 
-from envoy_proxy import ENVOY, free_port, logged_process
+from envoy_proxy import ENVOY, logged_process
+from free_ports import free_port
 from penstock.auth.ext_authz.http_check import CHECK_PATH
 
 CONNECTION_MANAGER = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"

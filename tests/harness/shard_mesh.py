@@ -5,6 +5,7 @@ import time
 from contextlib import asynccontextmanager
 
 from dispatch_mesh import book_of, demand_of
+from free_ports import free_port
 from penstock.chassis.channels import channel
 from penstock.chassis.lifecycle import background
 from penstock.chassis.server.server import serving
@@ -59,11 +60,12 @@ async def turns_until(is_so):
 
 
 @asynccontextmanager
-async def shard_at(listen="127.0.0.1:0"):
+async def shard_at(listen=None):
     hello = Hello(protocol=HIGHEST_VERSION, instance_id="queue-1", tier="queue")
     book = book_of()
     service = QueueService(book, demand_of(book), hello, now=time.monotonic)
     registration = add_QueueServiceServicer_to_server, service
+    listen = listen or f"127.0.0.1:{free_port()}"
     async with serving(listen, [registration], drain_grace=0.5) as server, background(service.tick()):
         yield server.address
         service.drain()

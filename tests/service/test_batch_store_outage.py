@@ -46,7 +46,6 @@ async def until(condition):
 async def test_replicas_commit_what_ended_meanwhile_and_run_no_line_of_each_other(database, tmp_path, monkeypatch):
     monkeypatch.setattr(runner_module, "MAX_CLAIMED", 1)
     monkeypatch.setattr(runner_module, "RENEW_INTERVAL_S", 0.1)
-    monkeypatch.setattr(runner_module, "AWAY_GRACE_S", 1.0)
     config = BatchConfig(store=database, folder=str(tmp_path))
     edges = [FakeEdges(), FakeEdges()]
     for each in edges:
@@ -62,6 +61,7 @@ async def test_replicas_commit_what_ended_meanwhile_and_run_no_line_of_each_othe
                 for line in list(each.started):
                     each.answer(line.handle)
             await until(lambda: all(each.figures["lines_waiting"] == 0 for each in runners))
+            await until(lambda: not any(each.can_commit for each in runners))  # each has noticed the outage
             assert sum(each.answered for each in runners) == 0
         administer(database, "UPDATE chunks SET lease_until = 0")  # as if it had been away for longer than a lease
         await until(lambda: sum(each.answered for each in runners) == LINES)

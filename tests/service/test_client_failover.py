@@ -6,7 +6,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from client_edges import FAST_RETRIES, WORDS, ScriptedEdge, SessionEdge, answer_request, next_request
-from inference_server import free_address, inference_at, inference_server
+from free_ports import free_port
+from inference_server import inference_at, inference_server
 from penstock.chassis.errors import NotFound, Unavailable
 from penstock.client import Client, endpoints
 from penstock.v1 import inference_pb2 as pb
@@ -64,7 +65,7 @@ async def test_requests_go_home_while_it_answers():
 
 async def test_requests_go_elsewhere_while_home_is_unreachable_and_home_after_its_return_without_a_failed_attempt():
     home, other, probes = ScriptedEdge(), ScriptedEdge(), Probes()
-    address = await free_address()
+    address = f"127.0.0.1:{free_port()}"
     async with (
         inference_server(Generate=other.generate) as (_, far),
         Client(address, failover=(far.address,), retries=FAST_RETRIES) as client,
@@ -94,7 +95,7 @@ async def test_an_answer_that_home_cuts_twice_is_resumed_elsewhere():
 )
 async def test_a_home_target_that_cannot_serve_yet_stays_down(not_yet):
     home, other, probes = ScriptedEdge(), ScriptedEdge(), Probes(not_yet)
-    address = await free_address()
+    address = f"127.0.0.1:{free_port()}"
     async with (
         inference_server(Generate=other.generate) as (_, far),
         Client(address, failover=(far.address,), retries=FAST_RETRIES) as client,
@@ -112,7 +113,7 @@ async def test_a_home_target_that_cannot_serve_yet_stays_down(not_yet):
 
 async def test_a_home_target_that_rejects_a_probe_for_a_reason_of_its_own_is_up():
     probes = Probes(NotFound("no such method"))
-    address = await free_address()
+    address = f"127.0.0.1:{free_port()}"
     async with (
         inference_server(Generate=ScriptedEdge().generate) as (_, far),
         Client(address, failover=(far.address,), retries=FAST_RETRIES) as client,
@@ -124,7 +125,7 @@ async def test_a_home_target_that_rejects_a_probe_for_a_reason_of_its_own_is_up(
 
 async def test_a_session_goes_home_for_new_requests_and_completes_running_ones_elsewhere():
     home, other, probes = SessionEdge(), SessionEdge(), Probes()
-    address = await free_address()
+    address = f"127.0.0.1:{free_port()}"
     async with (
         AsyncExitStack() as after_session,
         inference_server(Session=other.session) as (_, far),

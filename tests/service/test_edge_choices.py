@@ -9,7 +9,7 @@ import pytest
 from edge_calls import rejected_call, wait_at_rest
 from edge_mesh import TIMEOUT_S, edge_mesh, text_of
 from edge_sessions import session
-from envoy_proxy import free_port
+from free_ports import free_port
 from penstock.chassis.errors import QuotaExceeded
 from penstock.client import Client
 from penstock.mesh.choice_seed import choice_seed

@@ -6,7 +6,7 @@ import pytest
 
 from edge_auth_mesh import KEY, edge_auth_mesh
 from edge_calls import read_answer
-from envoy_proxy import free_port
+from free_ports import free_port
 from penstock.auth.identity.policy import Budget, BudgetPeriod, BudgetUnit, Policy
 from penstock.auth.identity.tenant import Tenant
 from penstock.chassis.channels import channel

@@ -9,7 +9,7 @@ import pytest
 
 from edge_http import http_edge
 from edge_mesh import KEY, edge_mesh
-from envoy_proxy import free_port
+from free_ports import free_port
 from penstock.chassis.errors import Overloaded
 from penstock.v1.inference_pb2 import Chat, CountTokensRequest, Message
 from scripted_worker import ScriptedWorker, prompt_of

@@ -10,7 +10,7 @@ import pytest
 from edge_auth_mesh import KEY, edge_auth_mesh
 from edge_calls import rejected_call
 from edge_mesh import text_of
-from envoy_proxy import free_port
+from free_ports import free_port
 from penstock.auth.identity.policy import Policy
 from penstock.auth.identity.tenant import Tenant
 from penstock.chassis.channels import channel

@@ -1,13 +1,13 @@
 """An edge listens once it can serve, or after its startup timeout."""
 
 import asyncio
-import socket
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
 import pytest
 
 from edge_mesh import KEY, TIMEOUT_S, FakeAuth, FakeQueue, FakeWorker, served
+from free_ports import free_port
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
 from penstock.edge.__main__ import edge
@@ -32,13 +32,6 @@ class SlowCard(FakeWorker):
         return await super().GetModelCard(request, context)
 
 
-def free_addresses(count):
-    """Return free ports. All are held until the last is found, so that none is returned twice."""
-    with ExitStack() as held:
-        found = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in found]
-
-
 async def listens(address):
     host, _, port = address.rpartition(":")
     try:
@@ -60,7 +53,7 @@ async def tiers_behind(worker):
 
 
 async def test_an_edge_does_not_listen_before_it_can_serve():
-    grpc_at, http_at = free_addresses(2)
+    grpc_at, http_at = (f"127.0.0.1:{free_port()}" for _ in range(2))
     worker = SlowCard("w1")
     async with tiers_behind(worker) as behind, AsyncExitStack() as stack:
         config = EdgeConfig(listen=grpc_at, http_listen=http_at, startup_timeout=TIMEOUT_S, **behind)

@@ -11,7 +11,7 @@ import pytest
 
 import response_calls as stored
 from edge_mesh import FakeWorker, edge_mesh, text_of
-from envoy_proxy import free_port
+from free_ports import free_port
 from penstock.chassis.errors import NotFound
 from penstock.edge.stored.retrieval import FOLLOW_INTERVAL_S
 from penstock.mesh.v1 import responses_pb2 as pb

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from edge_mesh import CONTEXT, KEY, TOKENIZER, edge_mesh
-from envoy_proxy import free_port
+from free_ports import free_port
 from penstock.v1.inference_pb2 import Chat, CountTokensRequest, Message
 from tiny_model import EOS_ID
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from edge_mesh import KEY, TIMEOUT_S, edge_mesh
-from envoy_proxy import free_port
+from free_ports import free_port
 from penstock.edge.output.answer import call_id
 from penstock.v1.inference_pb2 import (
     TOOL_MODE_NAMED,

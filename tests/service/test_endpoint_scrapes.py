@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from envoy_proxy import free_port
+from free_ports import free_port
 from openai_server import METRICS, OpenAIServer
 from penstock.picker.endpoints.discovery import EndpointDiscovery
 from penstock.picker.endpoints.endpoint import EndpointLimits, EndpointState

@@ -7,7 +7,7 @@ import pytest
 
 from edge_mesh import FakeWorker, edge_mesh, text_of
 from edge_sessions import session
-from envoy_proxy import free_port
+from free_ports import free_port
 from penstock.chassis.lifecycle import background
 from penstock.chassis.server.server import serving
 from penstock.chassis.streams.protocol import hello_of

@@ -7,6 +7,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
+from free_ports import free_port
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import FailedPrecondition
 from penstock.chassis.server.server import serving
@@ -48,7 +49,7 @@ async def echo_server(port=0):
     echo = Echo()
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     add_AdmissionServiceServicer_to_server(echo, server)
-    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    port = server.add_insecure_port(f"127.0.0.1:{port or free_port()}")
     await server.start()
     try:
         yield echo, f"127.0.0.1:{port}", server

@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-import socket
 import zlib
 from contextlib import AsyncExitStack
 
 import grpc
 import pytest
 
+from free_ports import free_port
 from penstock.chassis.channels import channel
 from penstock.chassis.errors import error_from_rpc
 from penstock.chassis.streams.link import Link
@@ -275,9 +275,7 @@ async def test_the_scheduler_receives_the_profile_and_the_load(model):
 
 
 async def test_the_card_is_unavailable_while_the_model_loads(model):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     loading = []
 
     async def get_card():

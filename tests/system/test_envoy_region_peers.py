@@ -3,8 +3,9 @@
 import grpc
 
 from envoy_auth import GOOD
-from envoy_proxy import ECHO, EnvoyProxy, free_port
+from envoy_proxy import ECHO, EnvoyProxy
 from envoy_regions import wait_for_stat
+from free_ports import free_port
 from mesh_identities import Identities
 from penstock.routing.secrets import secret_files
 

@@ -12,7 +12,8 @@ import pytest
 from cryptography import x509
 
 from door_certificates import CertificateAuthority, CertificateFolder
-from envoy_proxy import ECHO, Backend, free_port, running_front
+from envoy_proxy import ECHO, Backend, running_front
+from free_ports import free_port
 
 HSTS_S = 86_400
 REQUEST = b"GET %s HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
