@@ -136,7 +136,7 @@ async def test_keys_of_a_terminal_change_the_table_and_the_end_restores_the_term
         )
         await until_read(main, "[tiers]")
         os.write(main, b"4")
-        assert "w1" in await until_read(main, "[workers]")
+        await until_read(main, "[workers]", "w1")
         os.write(main, b"\x1b[Z")
         await until_read(main, "[models]")
         if ends_by == "key":
@@ -150,10 +150,10 @@ async def test_keys_of_a_terminal_change_the_table_and_the_end_restores_the_term
     os.close(main)
 
 
-async def until_read(terminal, text):
-    """Return what the program has written when `text` is a part of it."""
-    loop, read = asyncio.get_running_loop(), ""
-    while text not in read:
+async def until_read(terminal, *texts):
+    """Return when the program has written all texts, in this order. A read may end within a frame."""
+    loop, read, shown = asyncio.get_running_loop(), "", re.compile(".*".join(map(re.escape, texts)), re.DOTALL)
+    while not shown.search(read):
         readable = asyncio.Event()
         loop.add_reader(terminal, readable.set)
         try:
@@ -161,7 +161,6 @@ async def until_read(terminal, text):
         finally:
             loop.remove_reader(terminal)
         read += os.read(terminal, 65_536).decode(errors="ignore")
-    return read
 
 
 @contextmanager
