@@ -9,12 +9,11 @@ from rich.console import Console
 from penstock.bench.transcript import OK, TokenTranscript, check_transcripts
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import CardLine, at_least, at_most, exactly, reported, residue_lines
-from penstock.proofs.regions.kill import CATALOG_SIZE, SETTINGS, TOKENS_BEFORE_KILL
-from penstock.proofs.regions.load import ResumingDriver, UnaryLoad, active_at
+from penstock.proofs.regions.load import active_at
 from penstock.proofs.regions.options import RegionsOptions
+from penstock.proofs.regions.steady_load import SETTINGS, steady_load
 from penstock.proofs.regions.testbed import AWAY, HOME, PartResult, RegionsTestbed, open_regions, residue_of
-from penstock.proofs.testbed.clients.load import ClosedLoopLoad, run_baseline
-from penstock.proofs.testbed.testbed import POLL_INTERVAL_S, under_load, wait_for_tokens
+from penstock.proofs.testbed.testbed import POLL_INTERVAL_S
 
 UNARY_RATE = 20.0  # calls/s
 DRAIN_TIMEOUT_S = 120.0
@@ -24,14 +23,7 @@ AFTER_DRAIN_S = 3.0
 
 async def drain(options: RegionsOptions, mesh: MeshOptions, console: Console) -> PartResult:
     async with open_regions(mesh, console, settings=SETTINGS, workers={HOME: 1, AWAY: 1}) as testbed:
-        client = testbed.testbeds[HOME].client
-        testbed.report_progress("drain: answering every request without a fault")
-        requests, baseline = await run_baseline(client, CATALOG_SIZE, options.tokens, options.seed)
-        driver = ResumingDriver(client)
-        load = ClosedLoopLoad(driver, requests, options.streams, options.seed)
-        unary = UnaryLoad(lambda: client.count_tokens("How many tokens?"), UNARY_RATE)
-        async with under_load(load), unary.running():
-            await wait_for_tokens(load, TOKENS_BEFORE_KILL * options.streams)
+        async with steady_load(testbed, options, "drain", UNARY_RATE) as load:
             drained_at = time.time()
             await testbed.drain(HOME)
             testbed.report_progress("drain: waiting until no call is open")
@@ -43,11 +35,11 @@ async def drain(options: RegionsOptions, mesh: MeshOptions, console: Console) ->
     struck = active_at(load.transcripts, drained_at)
     served = [each for each in load.transcripts if each.ended_at > drained_at >= each.started_at - LEAVING_S]
     result = PartResult(void_reason="" if struck else "no request was running when the region was drained")
-    result.lines += cut_lines(load.transcripts, struck, baseline)
+    result.lines += cut_lines(load.transcripts, struck, load.baseline)
     result.lines += end_lines(served, drain_s, started_late, served_away)
-    result.lines += [reported("unary calls", len(unary.calls))]
-    result.lines += [exactly("unary calls that failed", len(unary.failures), 0), *residue_lines(residue)]
-    result.notes += [*residue, *unary.failures[:5], *check_transcripts(load.transcripts, baseline).failure_reasons[:5]]
+    result.lines += [reported("unary calls", len(load.unary.calls))]
+    result.lines += [exactly("unary calls that failed", len(load.unary.failures), 0), *residue_lines(residue)]
+    result.notes += [*residue, *load.failure_notes]
     return result
 
 

@@ -10,12 +10,12 @@ from penstock.bench.statistics import quantile
 from penstock.bench.transcript import OK, TokenTranscript, check_transcripts
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.card import CardLine, at_least, at_most, exactly, reported, residue_lines
-from penstock.proofs.regions.load import Resume, ResumingDriver, UnaryLoad, active_at
+from penstock.proofs.regions.load import Resume, UnaryLoad, active_at
 from penstock.proofs.regions.options import RegionsOptions
+from penstock.proofs.regions.steady_load import SETTINGS, steady_load
 from penstock.proofs.regions.testbed import (
     AWAY,
     HOME,
-    NO_TARGETS,
     CpuMeter,
     PartResult,
     RegionsTestbed,
@@ -23,20 +23,8 @@ from penstock.proofs.regions.testbed import (
     open_regions,
     residue_of,
 )
-from penstock.proofs.testbed.clients.load import ClosedLoopLoad, run_baseline
-from penstock.proofs.testbed.testbed import under_load, wait_for_tokens
 
-# Two cores carry 64 streams. A prompt of 500 tokens takes 10 ms, as on a small GPU: all answers of a region that dies
-# are prefilled again in the other one, at the same time.
-SETTINGS = (
-    *NO_TARGETS,
-    "PENSTOCK_WORKER_SLOTS=96",
-    "PENSTOCK_WORKER_SIM_BASE_S=0.05",
-    "PENSTOCK_WORKER_SIM_PER_PREFILL_TOKEN_S=0.00002",
-)
-CATALOG_SIZE = 8
 UNARY_RATE = 50.0  # calls/s
-TOKENS_BEFORE_KILL = 8  # of each stream
 AFTER_KILL_S = 3.0  # in which requests go on without the region
 AFTER_RETURN_S = 3.0
 RETURN_TIMEOUT_S = 30.0
@@ -48,14 +36,7 @@ MIN_IDENTICAL_PERCENT = 99.0
 async def kill(options: RegionsOptions, mesh: MeshOptions, console: Console) -> PartResult:
     workers = {HOME: 1, AWAY: 1}
     async with open_regions(mesh, console, settings=SETTINGS, workers=workers) as testbed:
-        client = testbed.testbeds[HOME].client
-        testbed.report_progress("kill: answering every request without a fault")
-        requests, baseline = await run_baseline(client, CATALOG_SIZE, options.tokens, options.seed)
-        driver = ResumingDriver(client)
-        load = ClosedLoopLoad(driver, requests, options.streams, options.seed)
-        unary = UnaryLoad(lambda: client.count_tokens("How many tokens?"), UNARY_RATE)
-        async with under_load(load), unary.running():
-            await wait_for_tokens(load, TOKENS_BEFORE_KILL * options.streams)
+        async with steady_load(testbed, options, "kill", UNARY_RATE) as load:
             other = CpuMeter(testbed.mesh(AWAY))
             killed_at = time.time()
             await testbed.local.kill(HOME)
@@ -67,15 +48,15 @@ async def kill(options: RegionsOptions, mesh: MeshOptions, console: Console) -> 
         residue = await residue_of(testbed)
     struck = active_at(load.transcripts, killed_at)
     result = PartResult(void_reason=void_reason(struck, options.streams))
-    result.lines += stream_lines(load.transcripts, struck, baseline)
-    result.lines += resume_lines(struck, driver.resumes, killed_at)
+    result.lines += stream_lines(load.transcripts, struck, load.baseline)
+    result.lines += resume_lines(struck, load.driver.resumes, killed_at)
     result.lines.append(
         reported("share of its runnable time for which the other region had no core", 100 * wait_share, "%")
     )
-    result.lines += unary_lines(unary, killed_at)
+    result.lines += unary_lines(load.unary, killed_at)
     result.lines.append(at_most("time until the returned region answers again", returned_s, MAX_RETURN_S, "s"))
     result.lines += residue_lines(residue)
-    result.notes += [*residue, *unary.failures[:5], *check_transcripts(load.transcripts, baseline).failure_reasons[:5]]
+    result.notes += [*residue, *load.failure_notes]
     return result
 
 
