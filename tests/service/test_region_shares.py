@@ -140,3 +140,18 @@ async def test_a_limit_that_changes_holds_in_both_regions(stores):
         await callers.run(30, "us", "eu")
         passed = callers.clock.now - began
         assert sum(callers.admitted.values()) - before <= 10 + passed * 10 / 60 + 2
+
+
+async def test_a_region_learns_from_its_home_what_one_region_can_have_at_most():
+    clock = FakeClock()
+    async with home_region(clock=clock, spending_regions=("us", "ap", "sa")) as ([eu], link):
+        secret = await create_key(eu, tokens_per_minute=1_000)
+        async with spending_region(link, clock=clock) as [us]:
+            await follows(us)
+            await wait_until(lambda: us.authorizer.reservations.quota("acme"))
+            for region in (eu, us):
+                async with edge(region) as stream:
+                    call = {"credential": Credential(bearer=secret), "output": 0}
+                    answer = await stream.reserve("r-large", prompt=851, **call)
+                    assert "which can have 850 at most" in answer.failure.message
+                    assert not answer.failure.HasField("retry_after")

@@ -6,7 +6,15 @@ from typing import NamedTuple
 
 from penstock.auth.regions.demand import Demand
 from penstock.auth.regions.movement import BUDGETS, HOME, RATES, Movement
-from penstock.auth.regions.share import FLOOR, FULL, MAX_SPENDING_REGIONS, ScopeKey, Share, ShareRow
+from penstock.auth.regions.share import (
+    FLOOR,
+    FULL,
+    MAX_SPENDING_REGIONS,
+    ScopeKey,
+    Share,
+    ShareRow,
+    largest_share,
+)
 from penstock.chassis.errors import InvalidArgument
 from penstock.mesh.partitions import partition_of
 
@@ -55,6 +63,7 @@ class GrantedShares:
     def __init__(self, regions: Sequence[str]) -> None:
         if len(regions) > MAX_SPENDING_REGIONS:
             raise ValueError(f"at most {MAX_SPENDING_REGIONS} other regions may spend from limits")
+        self.largest = largest_share(len(regions))
         self._regions = tuple(regions)
         self._default = Share(*(FULL - len(regions) * each for each in FLOOR))
         self._scopes: dict[ScopeKey, ScopeGrants] = {}

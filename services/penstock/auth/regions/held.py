@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from penstock.auth.regions.share import FLOOR, WHOLE, ScopeKey, Share, ShareRow
+from penstock.auth.regions.share import FLOOR, WHOLE, LargestShare, ScopeKey, Share, ShareRow
 from penstock.mesh.partitions import partition_of
 
 
@@ -20,6 +20,7 @@ class HeldShares:
     """
 
     def __init__(self, region: str) -> None:
+        self.largest = LargestShare()
         self._region = region
         self._shares: dict[int, dict[ScopeKey, Share]] = {}  # by partition
         self._unstored: dict[ScopeKey, tuple[ShareRow, Share]] = {}  # latest change, and the most the store may have

@@ -34,6 +34,7 @@ SHARES: Table = {
         "budgets": THOUSANDTHS,
         "number": NUMBER,
     },
+    "penstock.mesh.v1.ShareRules": {"largest": THOUSANDTHS},
     "penstock.mesh.v1.SharesBegin": {
         "partition": PARTITION,
         "epoch": Whole(bounds.EPOCH),

@@ -108,6 +108,7 @@ class FollowResponse(_message.Message):
     CATALOG_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
     USAGE_CONFIRMED_FIELD_NUMBER: _builtins.int
+    SHARE_RULES_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
@@ -138,6 +139,10 @@ class FollowResponse(_message.Message):
         """Confirms `usage`."""
 
     @_builtins.property
+    def share_rules(self) -> Global___ShareRules:
+        """Once, directly after `join` was accepted."""
+
+    @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___FollowResponse]:
         """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
 
@@ -151,13 +156,14 @@ class FollowResponse(_message.Message):
         catalog: Global___AuthCatalogPart | None = ...,
         share: Global___Share | None = ...,
         usage_confirmed: Global___UsageConfirmed | None = ...,
+        share_rules: Global___ShareRules | None = ...,
         more: _abc.Iterable[Global___FollowResponse] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "owned_partitions", b"owned_partitions", "share", b"share", "usage_confirmed", b"usage_confirmed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "owned_partitions", b"owned_partitions", "share", b"share", "share_rules", b"share_rules", "usage_confirmed", b"usage_confirmed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "owned_partitions", b"owned_partitions", "share", b"share", "usage_confirmed", b"usage_confirmed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "owned_partitions", b"owned_partitions", "share", b"share", "share_rules", b"share_rules", "usage_confirmed", b"usage_confirmed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "heartbeat", "end", "owned_partitions", "catalog", "share", "usage_confirmed"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "heartbeat", "end", "owned_partitions", "catalog", "share", "usage_confirmed", "share_rules"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -228,6 +234,30 @@ class Share(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Share: _TypeAlias = Share  # noqa: Y015
+
+@_typing.final
+class ShareRules(_message.Message):
+    """ShareRules tells what is the same for the shares of all scopes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LARGEST_FIELD_NUMBER: _builtins.int
+    largest: _builtins.int
+    """The largest share that one region can have, in thousandths: each other region keeps the smallest one. A request above
+    this part of a limit is never admitted, and is refused at once. 50 to 1000.
+    """
+    def __init__(
+        self,
+        *,
+        largest: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["largest", b"largest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShareRules: _TypeAlias = ShareRules  # noqa: Y015
 
 @_typing.final
 class SharesBegin(_message.Message):

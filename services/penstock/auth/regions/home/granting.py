@@ -9,7 +9,7 @@ import structlog
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.regions import frames
 from penstock.auth.regions.granted import GrantedShares, ShareChange
-from penstock.auth.regions.share import ShareRow
+from penstock.auth.regions.share import LargestShare, ShareRow
 from penstock.auth.store.store import OnPersisted, Store
 from penstock.mesh.partitions import partition_of
 from penstock.mesh.v1 import region_quota_pb2 as pb
@@ -47,6 +47,10 @@ class ShareGrants:
         self._clock = clock
         self._exchanges: dict[tuple[str, int], Exchange] = {}  # by region and partition
         self._latest_epochs: dict[tuple[str, int], int] = {}
+
+    @property
+    def largest(self) -> LargestShare:
+        return self._granted.largest
 
     def on_begin(self, stream: RegionStream, begin: pb.SharesBegin) -> None:
         """Begin an exchange, unless the region has begun it with a later epoch. Raises InvalidArgument."""

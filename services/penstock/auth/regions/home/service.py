@@ -152,6 +152,7 @@ class RegionQuotas(RegionQuotaServiceServicer):
         if stream.region:
             raise InvalidArgument("a stream joins once", field="join")
         self._join_check.check(join)
+        stream.send(frames.share_rules(self._grants.largest))
         self.send_changes()
         for part in whole_parts(self._sent):
             stream.send(frames.catalog(part))

@@ -87,6 +87,10 @@ class ShareExchanges:
         self._streams[stream][partition] = begun
         stream.send(frames.begin(partition, begun.own_epoch, self._held.rows_of(partition)))
 
+    def on_rules(self, rules: pb.ShareRules) -> None:
+        """Raises InvalidArgument."""
+        self._held.largest.thousandths = frames.largest_of(rules)
+
     def on_share(self, stream: HomeStream, share: pb.Share) -> None:
         """Apply a share, store it, and confirm it. One of a partition that talks on another stream has no effect."""
         if self._present.get(partition_of(share.tenant_id)) is not stream:

@@ -143,6 +143,9 @@ class RegionFollower:
     def on_share(self, stream: HomeStream, share: pb.Share) -> None:
         self._exchanges.on_share(stream, share)
 
+    def on_share_rules(self, stream: HomeStream, rules: pb.ShareRules) -> None:
+        self._exchanges.on_rules(rules)
+
     def on_usage_confirmed(self, stream: HomeStream, number: int) -> None:
         if stream is self._source and self._reporter:
             self._reporter.on_confirmed(number)

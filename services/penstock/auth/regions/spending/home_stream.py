@@ -10,7 +10,7 @@ from penstock.chassis.errors import InvalidArgument, PenstockError
 from penstock.chassis.security.channels import Dialer
 from penstock.chassis.streams.endpoint import FrameOutOfRange
 from penstock.chassis.streams.link import Link
-from penstock.mesh.v1.region_quota_pb2 import FollowRequest, FollowResponse, RegionJoin, Share
+from penstock.mesh.v1.region_quota_pb2 import FollowRequest, FollowResponse, RegionJoin, Share, ShareRules
 from penstock.mesh.v1.region_quota_pb2_grpc import RegionQuotaServiceStub
 from penstock.v1.stream_pb2 import Hello
 
@@ -27,6 +27,8 @@ class StreamListener(Protocol):
         """The catalog of the stream is whole, or has changed."""
 
     def on_share(self, stream: "HomeStream", share: Share) -> None: ...
+
+    def on_share_rules(self, stream: "HomeStream", rules: ShareRules) -> None: ...
 
     def on_usage_confirmed(self, stream: "HomeStream", number: int) -> None: ...
 
@@ -126,6 +128,8 @@ class HomeStream:
                     self.listener.on_catalog(self)
             case "share":
                 self.listener.on_share(self, frame.share)
+            case "share_rules":
+                self.listener.on_share_rules(self, frame.share_rules)
             case "usage_confirmed":
                 self.listener.on_usage_confirmed(self, frame.usage_confirmed.number)
 
