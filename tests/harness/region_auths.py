@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from auth_server import FakeClock, auth_process
-from penstock.auth.regions import roles
+from penstock.auth.regions import roles, usage_reporter
 from penstock.auth.regions.spending import follower
 from penstock.local_mesh.tcp_relay import RelayEnds, TcpRelay
 from penstock.v1 import admin_pb2 as pb
@@ -24,6 +24,7 @@ def fast(monkeypatch):
     monkeypatch.setattr(follower, "REFUSED_PAUSE_S", FAST_S)
     monkeypatch.setattr(roles, "GRANT_INTERVAL_S", FAST_S)
     monkeypatch.setattr(roles, "REPORT_INTERVAL_S", FAST_S)
+    monkeypatch.setattr(usage_reporter, "REFUSED_PAUSE_S", FAST_S)
 
 
 class Door:

@@ -225,6 +225,7 @@ class SharedRegions:
 
     def check(self):
         """Check that the shares that anyone may believe make at most the whole."""
+        assert self.home.shares.excess_claims == 0
         stored = GrantedShares(list(self.others))
         stored.restore(self.home.store.rows.values())
         others = [each.most for each in self.others.values()]

@@ -286,6 +286,7 @@ def test_a_region_that_claims_too_much_is_lowered():
     for region in ("us", "ap"):
         granted.on_begin(region, PARTITION, [ShareRow(TENANT, "", region, 600, 600)])
     assert granted.own(TENANT, "") == NOTHING
+    assert granted.excess_claims == 2
     changes = granted.decide([], lambda *_: NOTHING, 1.0)
     assert sum(each.row.rates for each in changes) <= FULL - FLOOR.rates
     for each in changes:

@@ -53,6 +53,10 @@ def usage_confirmed(number: int) -> FollowResponse:
     return FollowResponse(usage_confirmed=pb.UsageConfirmed(number=number))
 
 
+def usage_refused(number: int, wrong: str) -> FollowResponse:
+    return FollowResponse(usage_refused=pb.UsageRefused(number=number, field=wrong))
+
+
 # Values.
 
 

@@ -70,6 +70,7 @@ class GrantedShares:
         self._active: set[ScopeKey] = set()  # scopes with a movement
         self._present: dict[str, set[int]] = {each: set() for each in regions}  # partitions that are exchanged
         self._latest_number = 0
+        self.excess_claims = 0  # shares above what was granted that regions have claimed
 
     def __repr__(self) -> str:
         return f"<GrantedShares {len(self._scopes)} scopes, {len(self._active)} with demand>"
@@ -118,6 +119,7 @@ class GrantedShares:
         for key in dict.fromkeys([*held, *named]):
             grants, share = self._grants(key), held.get(key, FLOOR)
             if grants.bound(region) != share:
+                self.excess_claims += grants.bound(region).at_least(share) != grants.bound(region)
                 grants.set_bound(region, share)
                 rows.append(ShareRow(*key, region, *share))
             if self._is_exceeded(grants):

@@ -124,6 +124,7 @@ USAGE: Table = {
         "revision": AMOUNT,
     },
     "penstock.mesh.v1.UsageConfirmed": {"number": NUMBER},
+    "penstock.mesh.v1.UsageRefused": {"number": NUMBER, "field": Text(63, "[a-z_]*")},
 }
 
 REGION_QUOTA: Table = {**SHARES, **CATALOG, **USAGE}

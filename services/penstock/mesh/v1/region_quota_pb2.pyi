@@ -109,6 +109,7 @@ class FollowResponse(_message.Message):
     SHARE_FIELD_NUMBER: _builtins.int
     USAGE_CONFIRMED_FIELD_NUMBER: _builtins.int
     SHARE_RULES_FIELD_NUMBER: _builtins.int
+    USAGE_REFUSED_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
@@ -143,6 +144,10 @@ class FollowResponse(_message.Message):
         """Once, directly after `join` was accepted."""
 
     @_builtins.property
+    def usage_refused(self) -> Global___UsageRefused:
+        """Refuses `usage`. A region of an earlier release repeats the report after a time without an answer."""
+
+    @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___FollowResponse]:
         """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
 
@@ -157,13 +162,14 @@ class FollowResponse(_message.Message):
         share: Global___Share | None = ...,
         usage_confirmed: Global___UsageConfirmed | None = ...,
         share_rules: Global___ShareRules | None = ...,
+        usage_refused: Global___UsageRefused | None = ...,
         more: _abc.Iterable[Global___FollowResponse] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "owned_partitions", b"owned_partitions", "share", b"share", "share_rules", b"share_rules", "usage_confirmed", b"usage_confirmed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "owned_partitions", b"owned_partitions", "share", b"share", "share_rules", b"share_rules", "usage_confirmed", b"usage_confirmed", "usage_refused", b"usage_refused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "owned_partitions", b"owned_partitions", "share", b"share", "share_rules", b"share_rules", "usage_confirmed", b"usage_confirmed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "owned_partitions", b"owned_partitions", "share", b"share", "share_rules", b"share_rules", "usage_confirmed", b"usage_confirmed", "usage_refused", b"usage_refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "heartbeat", "end", "owned_partitions", "catalog", "share", "usage_confirmed", "share_rules"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "heartbeat", "end", "owned_partitions", "catalog", "share", "usage_confirmed", "share_rules", "usage_refused"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -641,3 +647,32 @@ class UsageConfirmed(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UsageConfirmed: _TypeAlias = UsageConfirmed  # noqa: Y015
+
+@_typing.final
+class UsageRefused(_message.Message):
+    """UsageRefused answers a report of which the home region has stored nothing, because a total in it is out of its range:
+    its hour is more than 2 h ahead of the home region's clock, or the regions run different releases. The sender keeps
+    its totals and reports them again later. The rest of the stream goes on.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    FIELD_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """As reported."""
+    field: _builtins.str
+    """Name of the field of a total that is out of its range, such as `hour`."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        field: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["field", b"field", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UsageRefused: _TypeAlias = UsageRefused  # noqa: Y015

@@ -49,6 +49,10 @@ class ShareGrants:
         self._latest_epochs: dict[tuple[str, int], int] = {}
 
     @property
+    def excess_claims(self) -> int:
+        return self._granted.excess_claims
+
+    @property
     def largest(self) -> LargestShare:
         return self._granted.largest
 

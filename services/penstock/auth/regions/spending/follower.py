@@ -23,7 +23,7 @@ REFUSED_PAUSE_S = 5.0  # after a stream whose catalog this region must not take 
 TICK_S = 1.0
 SETTLE_TIMEOUT_S = 10.0  # for the hello and the partitions of the other process
 
-SendReport = Callable[[UsageReport], None]
+SendReport = Callable[[UsageReport], bool]
 ReporterFactory = Callable[[SendReport], UsageReporter]
 
 
@@ -68,6 +68,7 @@ class RegionFollower:
             "home_catalog_unknown": self._writer.unknown,
             "shares": self._exchanges.shares,
             "share_changes": self._exchanges.changes,
+            "usage_lag": self._reporter.lag.seconds(self._clock()) if self._reporter else 0.0,
         }
 
     @property
@@ -79,6 +80,7 @@ class RegionFollower:
         """Follow the home region until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
+            self._update_reporting()
             group.create_task(self._tick_forever(), name="follower ticks")
             pause = PAUSE_S[0]
             while True:
@@ -150,10 +152,15 @@ class RegionFollower:
         if stream is self._source and self._reporter:
             self._reporter.on_confirmed(number)
 
+    def on_usage_refused(self, stream: HomeStream, refused: pb.UsageRefused) -> None:
+        if stream is self._source and self._reporter:
+            self._reporter.on_refused(refused.number, refused.field)
+
     def on_down(self, stream: HomeStream) -> None:
         self._exchanges.remove(stream)
         if stream is self._source:
-            self._stop_reporting()
+            if self._reporter:
+                self._reporter.on_stream_lost()
             self._source = None
             self._writer.follow(None)
             self._choose_source()
@@ -181,24 +188,23 @@ class RegionFollower:
             self._source, self._unfollowed_since, self._problem = stream, None, ""
             log.info("home_followed", home=self._writer.home, peer=stream.instance_id)
             self._writer.follow(catalog)
-            self._update_reporting()
             return
 
     # Reports of usage.
 
     def _update_reporting(self) -> None:
-        """Report on the stream of the catalog while this process owns the partition whose owner reports."""
-        if self._source is None or WRITER_PARTITION not in self._served:
-            self._stop_reporting()
+        """Report while this process owns the partition whose owner reports."""
+        if WRITER_PARTITION not in self._served:
+            if self._reporting:
+                self._reporting.cancel()
+            self._reporting = self._reporter = None
         elif self._reporting is None and self._group:
-            source = self._source
-            self._reporter = self._new_reporter(lambda report: _send(source, report))
+            self._reporter = self._new_reporter(self._send_report)
             self._reporting = self._group.create_task(self._reporter.run(), name="usage reporter")
 
-    def _stop_reporting(self) -> None:
-        if self._reporting:
-            self._reporting.cancel()
-        self._reporting = self._reporter = None
+    def _send_report(self, report: UsageReport) -> bool:
+        """Send a report on the stream of the catalog. Return False if there is none."""
+        return self._source is not None and self._source.send(frames.usage(report))
 
     async def _tick_forever(self) -> None:
         while True:
@@ -206,7 +212,3 @@ class RegionFollower:
             self._exchanges.tick(self._clock())
             self._writer.step()
             await self._writer.delete_tenants()
-
-
-def _send(stream: HomeStream, report: UsageReport) -> None:
-    stream.send(frames.usage(report))

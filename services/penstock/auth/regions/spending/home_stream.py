@@ -10,7 +10,14 @@ from penstock.chassis.errors import InvalidArgument, PenstockError
 from penstock.chassis.security.channels import Dialer
 from penstock.chassis.streams.endpoint import FrameOutOfRange
 from penstock.chassis.streams.link import Link
-from penstock.mesh.v1.region_quota_pb2 import FollowRequest, FollowResponse, RegionJoin, Share, ShareRules
+from penstock.mesh.v1.region_quota_pb2 import (
+    FollowRequest,
+    FollowResponse,
+    RegionJoin,
+    Share,
+    ShareRules,
+    UsageRefused,
+)
 from penstock.mesh.v1.region_quota_pb2_grpc import RegionQuotaServiceStub
 from penstock.v1.stream_pb2 import Hello
 
@@ -31,6 +38,8 @@ class StreamListener(Protocol):
     def on_share_rules(self, stream: "HomeStream", rules: ShareRules) -> None: ...
 
     def on_usage_confirmed(self, stream: "HomeStream", number: int) -> None: ...
+
+    def on_usage_refused(self, stream: "HomeStream", refused: UsageRefused) -> None: ...
 
     def on_down(self, stream: "HomeStream") -> None: ...
 
@@ -132,6 +141,8 @@ class HomeStream:
                 self.listener.on_share_rules(self, frame.share_rules)
             case "usage_confirmed":
                 self.listener.on_usage_confirmed(self, frame.usage_confirmed.number)
+            case "usage_refused":
+                self.listener.on_usage_refused(self, frame.usage_refused)
 
 
 StreamFactory = Callable[[StreamListener], HomeStream]
