@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from penstock.auth.regions.catalog.catalog import CatalogReceiver
+from penstock.auth.regions.catalog.catalog import Catalog, CatalogReceiver
 from penstock.chassis.errors import InvalidArgument, PenstockError
 from penstock.chassis.security.channels import Dialer
 from penstock.chassis.streams.endpoint import FrameOutOfRange
@@ -68,6 +68,11 @@ class HomeStream:
     # Set once the partitions of the process are known, or the stream has ended.
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     _link: Link[FollowRequest, FollowResponse] | None = None
+
+    @property
+    def catalog(self) -> Catalog | None:
+        """The catalog of the stream; None before it is whole."""
+        return self.receiver.catalog
 
     @property
     def is_up(self) -> bool:
