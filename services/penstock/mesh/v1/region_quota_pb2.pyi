@@ -279,7 +279,9 @@ class SharesBegin(_message.Message):
     partition: _builtins.int
     """0 to 63."""
     epoch: _builtins.int
-    """Epoch of the partition at the sender. The home region ignores an exchange with a lower one than the latest."""
+    """Epoch of the partition at the sender. A lower one than the latest that the region has sent on streams without a gap
+    between them ends the stream with FAILED_PRECONDITION / EPOCH_STALE.
+    """
     @_builtins.property
     def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___Share]:
         """All shares of its tenants that the region has stored. Scopes that are not named have the smallest share."""

@@ -109,7 +109,7 @@ class RegionQuotas(RegionQuotaServiceServicer):
                 del self._streams[stream]
                 self._grants.on_stream_down(stream)
                 if stream.region:
-                    log.info("region_left", region=stream.region, peer=peer.instance_id)
+                    self._on_left(stream)
 
     def on_store_event(self, event: StoreEvent) -> None:
         """Partitions were taken, given or lost, or another process has changed the catalog."""
@@ -158,6 +158,11 @@ class RegionQuotas(RegionQuotaServiceServicer):
             stream.send(frames.catalog(part))
         stream.region = join.region
         log.info("region_joined", region=join.region, peer=stream.peer.instance_id)
+
+    def _on_left(self, stream: FollowerPeer) -> None:
+        log.info("region_left", region=stream.region, peer=stream.peer.instance_id)
+        if all(each.region != stream.region for each in self._streams):
+            self._grants.on_region_left(stream.region)
 
     def _send_all(self, frame: FollowResponse) -> None:
         for stream in self._streams:
