@@ -49,6 +49,10 @@ class HeldShares:
     def of(self, tenant_id: str, scope: str) -> Share:
         return self._shares.get(partition_of(tenant_id), {}).get((tenant_id, scope), FLOOR)
 
+    def count(self, partition: int) -> int:
+        """Return the number of scopes of a partition of which the home region has granted a share."""
+        return len(self._shares.get(partition, ()))
+
     def rows_of(self, partition: int) -> list[ShareRow]:
         """Return what `begin` reports: the most that this region spends now, or after a restart."""
         return [

@@ -284,7 +284,7 @@ class SharesBegin(_message.Message):
     """
     @_builtins.property
     def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___Share]:
-        """All shares of its tenants that the region has stored. Scopes that are not named have the smallest share."""
+        """All shares of its tenants that the region has stored, at most 131072. Scopes that are not named have the smallest share."""
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ class ShareExchanges:
     @property
     def shares(self) -> int:
         """Scopes of own partitions of which the home region has granted a share."""
-        return sum(len(self._held.rows_of(each)) for each in self._authorizer.served.epochs)
+        return sum(self._held.count(each) for each in self._authorizer.served.epochs)
 
     def partitions_of(self, stream: HomeStream) -> int:
         return sum(each is stream for each in self._present.values())
