@@ -7,8 +7,8 @@ from itertools import count
 import pytest
 
 from auth_server import FakeClock, auth_process
-from penstock.auth.regions import roles
-from penstock.auth.regions.spending import follower
+from penstock.auth.regions import roles, usage_reporter
+from penstock.auth.regions.spending import follower, home_streams
 from penstock.local_mesh.tcp_relay import RelayEnds, TcpRelay
 from penstock.v1 import admin_pb2 as pb
 
@@ -20,10 +20,11 @@ FAST_S = 0.05
 def fast(monkeypatch):
     """Let regions exchange what they do once a second far more often."""
     monkeypatch.setattr(follower, "TICK_S", FAST_S)
-    monkeypatch.setattr(follower, "PAUSE_S", (FAST_S, FAST_S))
-    monkeypatch.setattr(follower, "REFUSED_PAUSE_S", FAST_S)
+    monkeypatch.setattr(home_streams, "PAUSE_S", (FAST_S, FAST_S))
+    monkeypatch.setattr(home_streams, "REFUSED_PAUSE_S", FAST_S)
     monkeypatch.setattr(roles, "GRANT_INTERVAL_S", FAST_S)
     monkeypatch.setattr(roles, "REPORT_INTERVAL_S", FAST_S)
+    monkeypatch.setattr(usage_reporter, "REFUSED_PAUSE_S", FAST_S)
 
 
 class Door:

@@ -72,7 +72,7 @@ class Region:
         self.shares = GrantedShares(self.regions) if is_home else HeldShares(self.name)
         self.shares.restore(self.store.rows.values())
         self.share_of = self.shares.own if is_home else self.shares.of
-        self.table = ReservationTable(ttl=1e9, prices=PriceList(), share_of=self.share_of)
+        self.table = ReservationTable(ttl=1e9, prices=PriceList(), share_of=self.share_of, largest=self.shares.largest)
         self.table.put_tenant(self.world.tenant, self.now, self.store.balance, self.store.uses.values())
         self.table.restore(list(self.store.live.values()), [])
 
@@ -91,13 +91,17 @@ class Region:
 
     def reserve(self, tokens):
         """Reserve and write it. Return the reservation; None if a limit refuses it."""
+        try:
+            return self.try_to_reserve(tokens)
+        except LimitsExceeded:
+            return None
+
+    def try_to_reserve(self, tokens):
+        """Reserve and write it. Raises LimitsExceeded."""
         request_id = f"{self.name}{next(self.world.numbers)}"
         names = {"tenant_id": TENANT, "key_id": "k", "edge_id": "e", "model": "m"}
         request = ReservationRequest(request_id=request_id, prompt_tokens=tokens, max_output_tokens=0, **names)
-        try:
-            reservation = self.table.reserve(request, request_id, self.now)
-        except LimitsExceeded:
-            return None
+        reservation = self.table.reserve(request, request_id, self.now)
         self.store.write(self.store.save(self.table))
         self.store.commit()
         self.store.live[request_id] = reservation
@@ -130,6 +134,7 @@ class SharedRegions:
     def connect(self, name):
         """End the stream of a region, and begin another one."""
         self.cut(name)
+        self.others[name].shares.largest.thousandths = self.home.shares.largest.thousandths
         region, self.streams[name] = self.others[name], next(self._stream_numbers)
         self.send(name, partial(self._begin, name, region.shares.rows_of(PARTITION)))
 
@@ -220,6 +225,7 @@ class SharedRegions:
 
     def check(self):
         """Check that the shares that anyone may believe make at most the whole."""
+        assert self.home.shares.excess_claims == 0
         stored = GrantedShares(list(self.others))
         stored.restore(self.home.store.rows.values())
         others = [each.most for each in self.others.values()]

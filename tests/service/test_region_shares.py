@@ -140,3 +140,40 @@ async def test_a_limit_that_changes_holds_in_both_regions(stores):
         await callers.run(30, "us", "eu")
         passed = callers.clock.now - began
         assert sum(callers.admitted.values()) - before <= 10 + passed * 10 / 60 + 2
+
+
+async def test_a_region_learns_from_its_home_what_one_region_can_have_at_most():
+    clock = FakeClock()
+    async with home_region(clock=clock, spending_regions=("us", "ap", "sa")) as ([eu], link):
+        secret = await create_key(eu, tokens_per_minute=1_000)
+        async with spending_region(link, clock=clock) as [us]:
+            await follows(us)
+            await wait_until(lambda: us.authorizer.reservations.quota("acme"))
+            for region in (eu, us):
+                async with edge(region) as stream:
+                    call = {"credential": Credential(bearer=secret), "output": 0}
+                    answer = await stream.reserve("r-large", prompt=851, **call)
+                    assert "which can have 850 at most" in answer.failure.message
+                    assert not answer.failure.HasField("retry_after")
+
+
+async def test_a_region_may_change_to_a_store_whose_epochs_are_lower(postgres, tmp_path):
+    """Its exchange of shares begins as soon as no stream of the former store is left, without a restart at home."""
+    clock = FakeClock()
+    with new_database(postgres) as database:
+        async with home_region(tmp_path / "eu.sqlite", clock=clock) as ([eu], link):
+            secret = await create_key(eu, requests_per_minute=LIMIT)
+            async with spending_region(link, database, clock=clock) as [former]:
+                await follows(former)
+                assert min(former.authorizer.served.epochs.values()) > 0
+                async with spending_region(link, tmp_path / "us.sqlite", clock=clock, name="us-new") as [us]:
+                    await wait_until(lambda: "was begun with epoch" in us.role.follower._problem)
+                    assert former.role.follower.is_following
+            async with spending_region(link, tmp_path / "us.sqlite", clock=clock, name="us-new") as [us]:
+                await follows(us)
+                await wait_until(lambda: us.authorizer.reservations.quota("acme"))
+                async with edge(us, beats=True) as stream:
+                    callers = Callers(clock, secret, us=stream)
+                    await callers.run(20, "us")
+                await wait_until(lambda: held(us) >= 900)
+                assert own(eu) + held(us) <= FULL

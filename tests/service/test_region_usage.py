@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from auth_server import FakeClock, edge
+from penstock.chassis.observability.metrics import REGISTRY
 from penstock.local_mesh.tcp_relay import CutDirection
 from penstock.mesh.v1.admission_pb2 import Credential
 from penstock.v1 import admin_pb2 as pb
@@ -12,6 +13,7 @@ from region_auths import TIMEOUT_S, create_key, fast, follows, home_region, spen
 
 pytestmark = pytest.mark.usefixtures("fast")
 __all__ = ["fast"]
+REFUSED = "penstock_auth_refused_usage_total"
 
 
 async def wait_for_usage(found, expected):
@@ -32,6 +34,32 @@ async def spend(found, secret, count):
             request_id = f"{found.clock.now}-{number}"
             admitted = await stream.reserve(request_id, credential=Credential(bearer=secret))
             await stream.settle(admitted.reservation_id, tenant_id="acme")
+
+
+async def test_a_region_whose_clock_is_far_ahead_is_refused_its_reports_alone(tmp_path):
+    """Its stream, and its shares, go on. Once its home's clock is near, the usage arrives."""
+    clock, ahead = FakeClock(), FakeClock()
+    ahead.now += 5 * 3_600
+    async with home_region(tmp_path / "eu.sqlite", clock=clock) as ([eu], link):
+        secret = await create_key(eu, requests_per_minute=100)
+        async with spending_region(link, tmp_path / "us.sqlite", clock=ahead) as [us]:
+            await follows(us)
+            await wait_until(lambda: us.authorizer.reservations.quota("acme"))
+            [stream] = us.role.follower._streams
+            refused = REGISTRY.get_sample_value(REFUSED, {"field": "hour"}) or 0
+            await spend(us, secret, 2)
+            await wait_until(lambda: (REGISTRY.get_sample_value(REFUSED, {"field": "hour"}) or 0) > refused)
+            ahead.now += 90
+            assert us.figures["usage_lag"] >= 90
+            async with edge(us) as caller:
+                while not us.figures["share_changes"]:
+                    await caller.reserve(f"r-{ahead.now}", credential=Credential(bearer=secret))
+                    ahead.now += 0.01
+            assert list(us.role.follower._streams) == [stream]
+            assert us.role.follower.is_following
+            clock.now = ahead.now
+            await wait_for_usage(eu, {"us": 2})
+            await wait_until(lambda: us.figures["usage_lag"] == 0)
 
 
 async def test_the_home_has_the_usage_of_all_regions_after_a_cut_and_a_restart(tmp_path):

@@ -3,23 +3,27 @@
 import asyncio
 import sqlite3
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from functools import partial
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.auth.identity.tenant import Tenant
 from penstock.auth.regions import usage_receiver
-from penstock.auth.regions.usage_receiver import UsageReceiver
+from penstock.auth.regions.usage_receiver import UsageAnswer, UsageReceiver
 from penstock.auth.regions.usage_reporter import UsageReporter
 from penstock.auth.store.opening import opened_store
 from penstock.auth.store.store import PutTenant
 from penstock.auth.usage.reader import UsageReader
 from penstock.chassis.database.location import parse_location
 from penstock.chassis.errors import FailedPrecondition, InvalidArgument
+from penstock.chassis.observability.metrics import REGISTRY
 from penstock.mesh.v1.region_quota_pb2 import UsageReport
 from store_changes import kept
 from usage_rows import HOUR_S, START, charge
 
 NOW = START + 10 * HOUR_S
+REFUSED = "penstock_auth_refused_usage_total"
 TOTALS = """
     SELECT hour, tenant_id, key_id, requests, output_tokens FROM hourly_usage WHERE region = 'us' ORDER BY 1, 2, 3
 """
@@ -31,6 +35,8 @@ class Exchange:
     def __init__(self, folder):
         self.paths = {name: str(folder / f"{name}.sqlite") for name in ("us", "eu")}
         self.reports = []
+        self.is_connected = True
+        self.home_now = NOW
         self.lost_confirmations = 0  # how many of the next ones are lost
         self.confirmation_lost, self.confirmed = asyncio.Event(), asyncio.Event()
 
@@ -41,7 +47,7 @@ class Exchange:
             self.eu, _ = await stack.enter_async_context(opened_store(self.paths["eu"]))
             self.reader = UsageReader(parse_location(self.paths["us"]))
             stack.callback(self.reader.close)
-            self.receiver = UsageReceiver("eu", self.eu, lambda: NOW, 90 * 86_400.0)
+            self.receiver = UsageReceiver("eu", self.eu, lambda: self.home_now, 90 * 86_400.0)
             await kept(self.us, PutTenant(Tenant(tenant_id="acme")))
             yield self
 
@@ -63,11 +69,17 @@ class Exchange:
                 reporter.on_confirmed(received.number)
                 self.confirmed.set()
 
-        self.receiver.receive("us", received, confirm)
+        refuse = partial(reporter.on_refused, received.number)
+        self.receiver.receive("us", received, UsageAnswer(confirm, refuse))
+        return self.is_connected
 
     def totals(self, name):
         with closing(sqlite3.connect(self.paths[name])) as raw:
             return raw.execute(TOTALS).fetchall()
+
+
+def refused(wrong):
+    pytest.fail(f"{wrong} was refused")
 
 
 @pytest.fixture
@@ -159,17 +171,54 @@ async def test_a_total_of_a_later_hour_waits(exchange):
     assert exchange.reports == []
 
 
+async def test_a_refused_hour_holds_up_no_earlier_one_and_is_reported_once_it_is_accepted(exchange):
+    await kept(exchange.us, charge(1, START, region="us"))
+    await kept(exchange.us, charge(2, NOW, region="us"))
+    exchange.home_now = NOW - 5 * HOUR_S
+    before = REGISTRY.get_sample_value(REFUSED, {"field": "hour"}) or 0
+    reporter = exchange.stream()
+    with capture_logs() as logs:
+        assert [await reporter.report() for _ in range(4)] == [False, True, False, False]
+        assert exchange.totals("eu") == exchange.totals("us")[:1]
+        assert reporter.lag.seconds(NOW + 90.0) == 90.0
+        exchange.home_now = NOW
+        assert not await reporter.report()
+    assert exchange.totals("eu") == exchange.totals("us")
+    assert reporter.lag.seconds(NOW + 90.0) == 0.0
+    assert REGISTRY.get_sample_value(REFUSED, {"field": "hour"}) == before + 3
+    events = [each["event"] for each in logs]
+    assert events == ["usage_report_refused", "usage_refused", "usage_report_refused", "usage_accepted"]
+
+
+async def test_the_loss_of_a_stream_ends_a_report_and_without_one_the_lag_grows(exchange):
+    await kept(exchange.us, charge(1, START, region="us"))
+    exchange.lost_confirmations = 1
+    reporter = exchange.stream()
+    reporting = asyncio.create_task(reporter.report())
+    await exchange.confirmation_lost.wait()
+    reporter.on_stream_lost()
+    assert not await reporting
+    exchange.is_connected = False
+    assert not await reporter.report()
+    assert reporter.lag.seconds(NOW) == NOW - START - HOUR_S
+    exchange.is_connected = True
+    assert not await reporter.report()
+    assert reporter.lag.seconds(NOW) == 0.0
+
+
 async def test_only_sent_reports_can_be_confirmed(exchange):
     reporter = exchange.stream()
     for number in (0, 1):
         with pytest.raises(InvalidArgument):
             reporter.on_confirmed(number)
+        with pytest.raises(InvalidArgument):
+            reporter.on_refused(number, "hour")
 
 
 async def test_a_region_reports_its_own_usage_alone(exchange):
     for region in ("", "eu"):
         with pytest.raises(FailedPrecondition) as failure:
-            exchange.receiver.receive(region, UsageReport(number=1), lambda: None)
+            exchange.receiver.receive(region, UsageReport(number=1), UsageAnswer(lambda: None, refused))
         assert failure.value.reason == "REGION_UNKNOWN"
 
 
@@ -177,13 +226,15 @@ async def test_reports_that_wait_for_the_store_are_bounded(exchange, monkeypatch
     monkeypatch.setattr(usage_receiver, "MAX_WAITING", 2)
     confirmed = []
     for number in range(1, 5):
-        exchange.receiver.receive("us", UsageReport(number=number), lambda number=number: confirmed.append(number))
+        exchange.receiver.receive(
+            "us", UsageReport(number=number), UsageAnswer(partial(confirmed.append, number), refused)
+        )
     await exchange.eu.flush()
-    exchange.receiver.receive("us", UsageReport(number=5), lambda: confirmed.append(5))
+    exchange.receiver.receive("us", UsageReport(number=5), UsageAnswer(partial(confirmed.append, 5), refused))
     await exchange.eu.flush()
     assert confirmed == [1, 2, 5]
 
 
 async def test_a_report_that_cannot_be_stored_is_not_confirmed(exchange):
     exchange.eu.close()
-    exchange.receiver.receive("us", UsageReport(number=1), lambda: pytest.fail("it was not stored"))
+    exchange.receiver.receive("us", UsageReport(number=1), UsageAnswer(partial(pytest.fail, "it was stored"), refused))

@@ -140,7 +140,7 @@ def places(kind, tmp_path, postgres, **retentions):
 def report(us, eu, *, now=START + 90 * DAY_S, limit=500, insert_from=0):
     """Report what is marked until nothing is."""
     while found := us.unreported(limit=limit):
-        totals = totals_of(report_of(1, found), now)
+        totals = totals_of(report_of(1, found))
         eu.commit(PutTotals("us", totals, insert_from))
         us.commit(ConfirmTotals("us", tuple(found)))
 
@@ -206,7 +206,7 @@ class History:
     def deliver(self, place):
         if place < len(self.reports):
             found = self.reports[-1 - place]
-            self.eu.commit(PutTotals("us", totals_of(report_of(1, found), START + 90 * DAY_S), 0))
+            self.eu.commit(PutTotals("us", totals_of(report_of(1, found)), 0))
             self.delivered.append(found)
 
     def confirm(self, place):

@@ -30,6 +30,7 @@ CONDITIONAL = {
     *("penstock_auth_key_set_failures_total", "penstock_auth_partition_changes_total"),
     *("penstock_auth_region_streams", "penstock_auth_refused_joins_total", "penstock_auth_home_unfollowed_seconds"),
     *("penstock_auth_home_catalog_unknown", "penstock_auth_shares", "penstock_auth_share_changes_total"),
+    *("penstock_auth_excess_claims_total", "penstock_auth_refused_usage_total", "penstock_auth_usage_lag_seconds"),
     *("penstock_edge_spill_offers_total", "penstock_edge_spilled", "penstock_edge_guest_offers_total"),
     *("penstock_scheduler_declines_total", "http_server_request_duration_seconds", "rpc_server_call_duration_seconds"),
 }

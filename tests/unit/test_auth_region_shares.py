@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from penstock.auth.identity.policy import Budget, BudgetPeriod, BudgetUnit, Policy
 from penstock.auth.quota.bucket import Bucket
 from penstock.auth.quota.budget_period import DAY_S
+from penstock.auth.quota.rejection import LimitsExceeded
 from penstock.auth.regions.demand import Demand
 from penstock.auth.regions.granted import GrantedShares
 from penstock.auth.regions.held import HeldShares
@@ -285,6 +286,7 @@ def test_a_region_that_claims_too_much_is_lowered():
     for region in ("us", "ap"):
         granted.on_begin(region, PARTITION, [ShareRow(TENANT, "", region, 600, 600)])
     assert granted.own(TENANT, "") == NOTHING
+    assert granted.excess_claims == 2
     changes = granted.decide([], lambda *_: NOTHING, 1.0)
     assert sum(each.row.rates for each in changes) <= FULL - FLOOR.rates
     for each in changes:
@@ -320,3 +322,72 @@ def test_targets_make_at_most_the_whole(regions):
     targets = targets_of(needs)
     assert sum(targets.values()) <= FULL
     assert all(each >= FLOOR.rates for each in targets.values())
+
+
+LARGEST = {1: 950, 2: 900, 3: 850}
+
+
+def admitted_after(world, region, tokens, deadline, others=()):
+    """Repeat a request as its errors say until it is admitted. Return the s; None: not before the deadline.
+
+    `others` are regions that spend 1 token every 5 s meanwhile.
+    """
+    start, spent_at = world.now, world.now
+    while world.now - start < deadline:
+        try:
+            region.settle(region.try_to_reserve(tokens), tokens)
+        except LimitsExceeded as error:
+            due = world.now + error.retry_after
+        else:
+            return world.now - start
+        while world.now < due:
+            world.advance(0.5)
+            if world.now - spent_at >= 5.0:
+                spent_at = world.now
+                for each in others:
+                    if reservation := each.reserve(1):
+                        each.settle(reservation, 1)
+    return None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    others=st.integers(1, 3),
+    place=st.integers(0, 3),
+    bursts=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 400), st.floats(0.5, 30.0)), max_size=8),
+    lacking=st.integers(0, 5) | st.integers(0, 900),
+)
+def test_a_request_fits_if_one_region_can_have_its_share_and_no_other_one_uses_it(others, place, bursts, lacking):
+    """Whatever the shares were before. Above the largest share, it is refused at once and for good."""
+    world = SharedRegions(others, tokens_per_minute=1_000)
+    for burst_place, number, seconds in bursts:
+        for _ in range(number):
+            if reservation := world.regions[burst_place % (others + 1)].reserve(2):
+                world.regions[burst_place % (others + 1)].settle(reservation, 2)
+        world.advance(seconds)
+    region, most = world.regions[place % (others + 1)], LARGEST[others]
+    with pytest.raises(LimitsExceeded, match=f"can have {most} at most") as refused:
+        region.try_to_reserve(most + 1)
+    assert refused.value.retry_after is None
+    assert admitted_after(world, region, max(1, most - lacking), 180.0) is not None
+
+
+@pytest.mark.parametrize("others", [1, 2, 3])
+@pytest.mark.parametrize("is_home", [True, False])
+def test_the_largest_request_fits_beside_rare_requests_of_all_other_regions(others, is_home):
+    """Its caller waits as it is told, in which the region has no other request, and keeps its share."""
+    world = SharedRegions(others, tokens_per_minute=1_000)
+    run(world, 60.0, *[3_000] * (others + 1))
+    region = world.regions[not is_home]
+    rare = [each for each in world.regions if each is not region]
+    took = admitted_after(world, region, LARGEST[others], 180.0, rare)
+    assert took is not None
+    assert took < 150.0
+
+
+def test_a_request_above_the_largest_share_asks_for_nothing():
+    world = SharedRegions(3, tokens_per_minute=1_000)
+    for _ in range(20):
+        assert not world.regions[1].reserve(851)
+        world.advance(1.0)
+    assert world.regions[1].share.rates == 50

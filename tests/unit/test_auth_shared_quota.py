@@ -8,7 +8,7 @@ from penstock.auth.quota.prices import PriceList
 from penstock.auth.quota.rejection import LimitsExceeded
 from penstock.auth.quota.reservation import ReservationRequest
 from penstock.auth.quota.reservation_table import ReservationTable
-from penstock.auth.regions.share import FLOOR, FULL, Share, scaled, share_for
+from penstock.auth.regions.share import FLOOR, FULL, LargestShare, Share, scaled, share_for
 
 NOON = 1_800_014_400.0 - 1_800_014_400.0 % 86_400 + 43_200
 MIDNIGHT = NOON + 43_200
@@ -19,7 +19,8 @@ class Region:
 
     def __init__(self, share=FLOOR, **limits):
         self.shares, self.default, self.now, self.count = {}, share, NOON, 0
-        self.table = ReservationTable(ttl=1e9, prices=PriceList(), share_of=self.of)
+        self.largest = LargestShare()
+        self.table = ReservationTable(ttl=1e9, prices=PriceList(), share_of=self.of, largest=self.largest)
         self.table.put_tenant(Tenant(tenant_id="acme", **limits), self.now)
 
     def of(self, tenant_id, scope):
@@ -57,6 +58,12 @@ class Region:
 
     def settle(self, reservation, prompt=0, output=0):
         return self.table.settle(reservation.reservation_id, prompt, output, "stop", self.now)
+
+
+def refusal(region, **tokens):
+    with pytest.raises(LimitsExceeded) as refused:
+        region.reserve(**tokens)
+    return refused.value
 
 
 def day_budget(tokens):
@@ -112,6 +119,48 @@ def test_a_request_above_the_share_may_be_repeated_and_one_above_the_limit_may_n
     assert refused.value.retry_after is None
     (demand,) = region.table.pop_demands(region.now)
     assert demand.wanted_rates == 0
+
+
+def test_a_request_above_the_largest_share_is_refused_for_good_and_is_told_what_fits():
+    region = Region(tokens_per_minute=1_000, policy=day_budget(10_000))
+    region.largest.thousandths = 850
+    assert refusal(region, prompt=850).retry_after == 1.0
+    assert "at most" not in refusal(region, prompt=850).message
+    region.table.pop_demands(region.now)
+    error = refusal(region, prompt=851)
+    assert error.retry_after is None
+    assert "50 of 1000 tokens per minute in this region, which can have 850 at most, 851 requested" in error.message
+    assert error.message.endswith("request fewer tokens or have the limit raised")
+    assert region.table.pop_demands(region.now)[0].wanted_rates == 0
+
+
+def test_an_amount_above_the_largest_share_of_a_budget_never_fits_and_a_smaller_one_does_in_the_next_period():
+    region = Region(Share(850, 850), policy=day_budget(1_000))
+    region.largest.thousandths = 850
+    error = refusal(region, prompt=851)
+    assert error.retry_after is None
+    assert "this region can have 850 tokens of it at most" in error.message
+    region.reserve(prompt=100)
+    assert refusal(region, prompt=800).retry_after == MIDNIGHT - region.now
+
+
+def test_a_region_that_holds_more_than_the_largest_share_spends_it():
+    region = Region(Share(950, 950), tokens_per_minute=1_000)
+    region.largest.thousandths = 850
+    assert region.admits(prompt=900)
+    assert "which can have 950 at most" in refusal(region, prompt=960).message
+
+
+def test_a_refused_request_is_counted_as_used_until_its_repetition_is_due():
+    region = Region(Share(900, 50), tokens_per_minute=1_000)
+    region.reserve(prompt=900)
+    region.table.pop_demands(region.now)
+    assert refusal(region, prompt=800).retry_after == pytest.approx(53.33, abs=0.01)
+    for _ in range(58):
+        region.now += 1.0
+        assert region.table.pop_demands(region.now)[0].used_rates >= 800
+    region.now += 1.0
+    assert region.table.pop_demands(region.now)[0].used_rates < 200
 
 
 def test_a_budget_is_shared_and_tells_what_it_lacks():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.auth.regions.usage_report import MAX_COUNTER, MAX_TOTALS, report_of, totals_of
+from penstock.auth.regions.usage_report import MAX_COUNTER, MAX_TOTALS, UsageLag, invalid_field, report_of, totals_of
 from penstock.auth.store.totals import COUNTERS, RegionTotal
 from penstock.chassis.errors import InvalidArgument
 from penstock.mesh.v1.region_quota_pb2 import HourlyTotal, UsageReport
@@ -22,7 +22,7 @@ def message(**fields) -> HourlyTotal:
 
 def test_a_report_is_read_as_it_was_sent():
     sent = report_of(3, [TOTAL, TOTAL._replace(hour=HOUR + 7_200, model="", counters=(0,) * len(COUNTERS))])
-    assert totals_of(UsageReport.FromString(sent.SerializeToString()), NOW) == (
+    assert totals_of(UsageReport.FromString(sent.SerializeToString())) == (
         TOTAL,
         RegionTotal(HOUR + 7_200, "acme", "oidc/acme/anna", "", (0,) * len(COUNTERS), 8),
     )
@@ -52,17 +52,41 @@ def test_a_report_is_read_as_it_was_sent():
     ],
 )
 def test_a_field_out_of_its_range_is_named(fields, field):
-    with pytest.raises(InvalidArgument) as failure:
-        totals_of(UsageReport(number=1, totals=[message(), message(**fields)]), NOW)
-    assert [each.field for each in failure.value.field_violations] == [f"usage.totals.{field}"]
+    right, wrong = totals_of(UsageReport(number=1, totals=[message(), message(**fields)]))
+    assert invalid_field(right, NOW) == ""
+    assert invalid_field(wrong, NOW) == field
 
 
 def test_a_report_has_a_number_and_a_bounded_number_of_totals():
-    assert len(totals_of(UsageReport(number=1, totals=[message()] * MAX_TOTALS), NOW)) == MAX_TOTALS
+    assert len(totals_of(UsageReport(number=1, totals=[message()] * MAX_TOTALS))) == MAX_TOTALS
     for report, field in (
         (UsageReport(totals=[message()]), "usage.number"),
         (UsageReport(number=1, totals=[message()] * (MAX_TOTALS + 1)), "usage.totals"),
     ):
         with pytest.raises(InvalidArgument) as failure:
-            totals_of(report, NOW)
+            totals_of(report)
         assert [each.field for each in failure.value.field_violations] == [field]
+
+
+def test_the_lag_is_that_of_the_oldest_unconfirmed_usage():
+    lag = UsageLag()
+    assert lag.seconds(NOW) == 0.0
+    lag.on_read([TOTAL], NOW)
+    assert lag.seconds(NOW + 30.0) == 30.0
+    lag.on_read([TOTAL, TOTAL._replace(hour=HOUR + 3_600)], NOW + 30.0)
+    assert lag.seconds(NOW + 30.0) == 30.0
+    lag.on_confirmed([TOTAL])
+    assert lag.seconds(NOW + 31.0) == 1.0
+    lag.on_confirmed([TOTAL._replace(hour=HOUR + 3_600)])
+    assert lag.seconds(NOW + 31.0) == 0.0
+    lag.on_read([TOTAL], NOW + 40.0)  # it has changed since
+    assert lag.seconds(NOW + 41.0) == 1.0
+    lag.on_read([], NOW + 50.0)
+    assert lag.seconds(NOW + 50.0) == 0.0
+
+
+def test_the_lag_of_usage_from_before_a_restart_began_with_the_end_of_its_hour():
+    lag = UsageLag()
+    lag.on_read([TOTAL], HOUR + 5 * 3_600.0)
+    assert lag.seconds(HOUR + 5 * 3_600.0) == 4 * 3_600.0
+    assert lag.seconds(HOUR - 60.0) == 0.0

@@ -162,6 +162,15 @@ AUTH = Dashboard(
                 "entries that it lacks {{instance}}": "penstock_auth_home_catalog_unknown",
             },
         ),
+        Panel("Unconfirmed usage", "s", {"{{instance}}": "penstock_auth_usage_lag_seconds"}),
+        Panel(
+            "Refused by the home region",
+            "short",
+            {
+                "usage {{field}}/s": rate("penstock_auth_refused_usage_total", "field"),
+                "excess claims of shares/s": rate("penstock_auth_excess_claims_total"),
+            },
+        ),
         *process_panels("auth"),
     ),
 )

@@ -64,6 +64,16 @@ FAULTS = (
         summary="{{ $labels.instance }} has not followed its home region for {{ $value | humanizeDuration }}",
     ),
     Fault(
+        alert="PenstockUsageUnconfirmed",
+        severity="ticket",
+        expression=(
+            "penstock_auth_usage_lag_seconds > 600 and on (job, instance) penstock_auth_home_unfollowed_seconds == 0"
+        ),
+        held="1m",
+        runbook="usage-does-not-reach-the-home-region",
+        summary="{{ $labels.instance }} has usage of {{ $value | humanizeDuration }} ago that its home lacks",
+    ),
+    Fault(
         alert="PenstockAuthDiskFull",
         severity="ticket",
         expression="penstock_auth_disk_used_ratio > 0.9",

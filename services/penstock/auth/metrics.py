@@ -42,6 +42,8 @@ OBSERVED_FIGURES: Mapping[str, tuple[Series, tuple[str, ...]]] = {
     "home_catalog_unknown": (series.HOME_CATALOG_UNKNOWN, ()),
     "shares": (series.SHARES, ()),
     "share_changes": (series.SHARE_CHANGES, ()),
+    "excess_claims": (series.EXCESS_CLAIMS, ()),
+    "usage_lag": (series.USAGE_LAG, ()),
 }
 
 _admitted = counter(series.ADMITTED)
@@ -52,6 +54,7 @@ _reservations_expired = counter(series.RESERVATIONS_EXPIRED)
 _shadow_refusals = counter(series.SHADOW_REFUSALS)
 _partition_changes = counter(series.PARTITION_CHANGES)
 _refused_joins = counter(series.REFUSED_JOINS)
+_refused_usage = counter(series.REFUSED_USAGE)
 
 
 @lru_cache(maxsize=MAX_BOUND)
@@ -100,6 +103,11 @@ def record_partition_change(change: str, partitions: int) -> None:
 
 def record_refused_join(reason: str) -> None:
     _refused_joins.labels(reason).inc()
+
+
+def record_refused_usage(field: str) -> None:
+    """Record that the home region has refused a report of usage for a field of a total."""
+    _refused_usage.labels(field).inc()
 
 
 def observations(figures: Mapping[str, float], reservations: ReservationTable, now: float) -> Iterator[Observation]:

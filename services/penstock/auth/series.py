@@ -99,6 +99,22 @@ SHARES = gauge(
 SHARE_CHANGES = counter(
     "penstock.auth.share_changes", "{change}", "Changes of shares that the home region sent, or a region applied."
 )
+EXCESS_CLAIMS = counter(
+    "penstock.auth.excess_claims",
+    "{share}",
+    "Shares above what was granted that a region claimed at the beginning of an exchange: a store was restored.",
+)
+REFUSED_USAGE = counter(
+    "penstock.auth.refused_usage",
+    "{report}",
+    "Reports of usage of other regions that the home region refused, by the field that was out of its range.",
+    "field",
+)
+USAGE_LAG = gauge(
+    "penstock.auth.usage_lag",
+    "s",
+    "Time since the oldest usage of this region that its home region has not confirmed; 0 if all is confirmed.",
+)
 
 SERIES = (
     ADMITTED,
@@ -127,4 +143,5 @@ SERIES = (
     KEY_SETS_STALE,
     KEY_SET_FAILURES,
     *(REGION_STREAMS, REFUSED_JOINS, HOME_UNFOLLOWED, HOME_CATALOG_UNKNOWN, SHARES, SHARE_CHANGES),
+    *(EXCESS_CLAIMS, REFUSED_USAGE, USAGE_LAG),
 )

@@ -112,9 +112,9 @@ class Bucket:
         self.per_minute = per_minute
         self._build(self._runs)
 
-    def text(self, name: str) -> str:
-        """Return the limit for messages; `name` is what it counts."""
-        return f"{self.per_minute} {name} per minute"
+    def text(self, name: str, amount: int) -> str:
+        """Return the limit and the requested amount for messages; `name` is what it counts."""
+        return f"{self.per_minute} {name} per minute, {amount} requested"
 
     def _update(self, run: TakeRun) -> None:
         """Compute the node of a changed run and its ancestors."""

@@ -26,9 +26,11 @@ def limits_exceeded(tenant_id: str, exceeded: Sequence[Exceeded], rate_limits: R
     )
     known = [each.wait for each in exceeded if each.wait is not None]
     if len(known) < len(exceeded):
-        advice, retry_after = "the request alone exceeds the limit; request fewer tokens", None
+        advice = "the request alone exceeds the limit; request fewer tokens or have the limit raised"
+        retry_after = None
     else:
-        advice, retry_after = f"retry in {max(known):.3f} s", max(known)
+        retry_after = max(known)
+        advice = f"retry in {retry_after:.3f} s"
     has_budget = any(each.is_budget for each in exceeded)
     error = LimitsExceeded(
         f"tenant {tenant_id} is at its limit of {limits}; {advice}",

@@ -19,7 +19,7 @@ from penstock.auth.quota.scope_quota import ScopeUse
 from penstock.auth.quota.shared_quota import SharedTenantQuota
 from penstock.auth.quota.tenant_quota import Balance, TenantQuota
 from penstock.auth.regions.demand import Demand
-from penstock.auth.regions.share import ScopeKey, Share, ShareOf
+from penstock.auth.regions.share import LargestShare, RegionShares, ScopeKey, Share, ShareOf
 
 MAX_LOST_RESERVATIONS = 10_000  # lost reservations that their edge can still settle; older ones stay lost
 
@@ -40,11 +40,13 @@ class ReservationTable:
         prices: PriceList | None = None,
         region: str = "",
         share_of: ShareOf | None = None,  # None: limits are whole here
+        largest: LargestShare | None = None,  # that one region can have
     ) -> None:
         self.prices = PriceList() if prices is None else prices
         self._ttl = ttl  # s; lifetime of a reservation
         self._region = region
         self._share_of = share_of
+        self._largest = largest or LargestShare()
         self._active: set[ScopeKey] = set()  # scopes whose demand is reported next
         self._quotas: dict[str, TenantQuota] = {}
         self._live: dict[str, Reservation] = {}  # in order of expiration, because all have the same lifetime
@@ -156,8 +158,8 @@ class ReservationTable:
     ) -> TenantQuota:
         if self._share_of is None:
             return TenantQuota(tenant, balance, uses=uses, now=now)
-        active = self._active
-        return SharedTenantQuota(tenant, balance, uses=uses, now=now, share_of=self._share_of, active=active)
+        shares = RegionShares(self._share_of, self._largest, self._active)
+        return SharedTenantQuota(tenant, balance, uses=uses, now=now, shares=shares)
 
     # Shares of limits, where regions share them.
 
@@ -181,7 +183,7 @@ class ReservationTable:
         found = []
         for key in list(self._active):
             quota = self.shared_quota(key[0])
-            if quota is None or not quota.is_busy(key[1]):
+            if quota is None or not quota.is_busy(key[1], now):
                 self._active.discard(key)
             if quota and (demand := quota.pop_demand(key[1], now)):
                 found.append(demand)

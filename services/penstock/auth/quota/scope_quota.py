@@ -270,8 +270,7 @@ class ScopeQuota:
             ("tokens", self._tokens, request.tokens),
         ):
             if bucket and (wait := bucket.wait(amount, now)) != 0.0:
-                text = f"{bucket.text(name.replace('_', ' '))}, {amount} requested"
-                found.append(self._exceeded(name, text, wait))
+                found.append(self._exceeded(name, bucket.text(name.replace("_", " "), amount), wait))
         return found
 
     def _exceeded_budget(self, budget: Budget, amount: int, left: int, now: float) -> Exceeded:

@@ -3,7 +3,7 @@
 from math import exp
 
 from penstock.auth.quota.bucket import Bucket, TakeRun
-from penstock.auth.regions.share import FULL, MOST, scaled
+from penstock.auth.regions.share import FULL, LargestShare, scaled
 
 METER_S = 20.0  # s; time constant of the meter: older takes count less
 RETRY_AFTER_S = 1.0  # s until the share may have grown
@@ -12,15 +12,16 @@ RETRY_AFTER_S = 1.0  # s until the share may have grown
 class SharedBucket(Bucket):
     """A bucket whose size is a share of the whole limit."""
 
-    def __init__(self, whole: int, share: int, *, full_at: int = 0) -> None:
+    def __init__(self, whole: int, share: int, largest: LargestShare, *, full_at: int = 0) -> None:
         super().__init__(scaled(whole, share), full_at=full_at)
         self.whole = whole
+        self._largest = largest
         self._unmetered = 0  # taken since the latest measurement
         self._rate = 0.0  # per minute, at the latest measurement
         self._measured_at = 0.0  # s
 
     def wait(self, amount: int, now: float) -> float | None:
-        if self.per_minute < amount <= scaled(self.whole, MOST):
+        if self.per_minute < amount <= self._largest.part_of(self.whole):
             return RETRY_AFTER_S
         return super().wait(amount, now)
 
@@ -53,5 +54,7 @@ class SharedBucket(Bucket):
         self._measured_at, self._unmetered = now, 0
         return min(FULL, round(self._rate * FULL / self.whole))
 
-    def text(self, name: str) -> str:
-        return f"{self.per_minute} of {self.whole} {name} per minute in this region"
+    def text(self, name: str, amount: int) -> str:
+        most = max(self.per_minute, self._largest.part_of(self.whole))
+        bound = f", which can have {most} at most" if amount > most else ""
+        return f"{self.per_minute} of {self.whole} {name} per minute in this region{bound}, {amount} requested"

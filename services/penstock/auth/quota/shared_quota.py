@@ -16,37 +16,47 @@ from penstock.auth.quota.scope_quota import Exceeded, Hold, ScopeQuota, ScopeUse
 from penstock.auth.quota.shared_bucket import RETRY_AFTER_S, SharedBucket
 from penstock.auth.quota.tenant_quota import Balance, TenantQuota
 from penstock.auth.regions.demand import Demand
-from penstock.auth.regions.share import FULL, MOST, ScopeKey, Share, ShareOf, scaled, share_for
+from penstock.auth.regions.share import FULL, LargestShare, RegionShares, ScopeKey, Share, scaled, share_for
 
 # s from the beginning of a day in which no part of a budget is given away: in another region, whose clock is behind,
 # the former day may not have ended, and what was spent of it here is not counted any more.
 DAY_BEGIN_S = 60.0
 RETRY_S = 10.0  # s of refusals, after which a share is not expected to grow soon
 LATE_RETRY_AFTER_S = 60.0  # s; from then on
-
-
-def shared_bucket(whole: int, share: Share, full_at: int) -> SharedBucket | None:
-    return SharedBucket(whole, share.rates, full_at=full_at) if whole else None
-
-
-def resized_shared_bucket(bucket: Bucket | None, whole: int, share: Share, now: float) -> Bucket | None:
-    if not whole or not isinstance(bucket, SharedBucket):
-        return shared_bucket(whole, share, 0)
-    bucket.set_whole(whole, share.rates, now)
-    return bucket
+EXPECTED_S = 5.0  # s beyond the told time to retry, for which a refused request is expected to be repeated
 
 
 class RefusalMeter:
-    """Shares that refused requests of one scope have wanted since the latest report."""
+    """Shares that refused requests of one scope have wanted since the latest report, and need when repeated."""
 
-    __slots__ = ("_latest", "_since", "wanted")
+    __slots__ = ("_expected", "_expected_until", "_latest", "_since", "wanted")
 
     def __init__(self) -> None:
         self.wanted = Share(0, 0)
         self._since = self._latest = 0.0  # s; of refusals in a row under one share
+        self._expected = 0
+        self._expected_until = 0.0  # s
 
-    def want(self, share: Share, now: float) -> None:
+    def want(self, share: Share) -> None:
         self.wanted = self.wanted.at_least(share)
+
+    def refuse(self, buckets: Iterable[tuple[Bucket | None, int]], now: float) -> int:
+        """Return the share of rates that admits the amounts that buckets refuse and a larger share might not.
+
+        The request is expected to be repeated at the time that its caller is told. It needs this share then.
+        """
+        wanted, retry_after = 0, 0.0
+        for bucket, amount in buckets:
+            wait = bucket.wait(amount, now) if isinstance(bucket, SharedBucket) else None
+            if wait and isinstance(bucket, SharedBucket):
+                wanted, retry_after = max(wanted, share_for(amount, bucket.whole)), max(retry_after, wait)
+        if wanted >= self.expected(now):
+            self._expected, self._expected_until = wanted, now + retry_after + EXPECTED_S
+        return wanted
+
+    def expected(self, now: float) -> int:
+        """Return the share of rates that the largest request needs that is expected to be repeated; 0: none is."""
+        return self._expected if now < self._expected_until else 0
 
     def retry_after(self, now: float) -> float:
         """Return s until a request that the share refuses may be admitted, because the share has grown."""
@@ -66,9 +76,12 @@ class RefusalMeter:
 class SharedScopeQuota(ScopeQuota):
     """A scope of which this region enforces a share."""
 
-    def __init__(self, use: ScopeUse, subject: str, policy: Policy, now: float, share: Share) -> None:
+    def __init__(
+        self, use: ScopeUse, subject: str, policy: Policy, now: float, *, share: Share, largest: LargestShare
+    ) -> None:
         self.share = share
         self.refusals = RefusalMeter()
+        self._largest = largest
         super().__init__(use, subject, policy, now)
         self.key: ScopeKey = use.tenant_id, use.scope
         self._enforce()
@@ -87,7 +100,7 @@ class SharedScopeQuota(ScopeQuota):
     def used(self, now: float) -> Share:
         """Return what is used at present, in thousandths of the whole."""
         rates = max((each.used(now) for each in self._buckets()), default=0)
-        in_use = self.in_use(now)
+        rates, in_use = max(rates, self.refusals.expected(now)), self.in_use(now)
         return Share(max(rates, in_use.rates), in_use.budgets)
 
     def in_use(self, now: float) -> Share:
@@ -107,7 +120,7 @@ class SharedScopeQuota(ScopeQuota):
         """Record the share that would admit a refused request."""
         amounts = (1, request.prompt_tokens, request.max_output_tokens, request.tokens)
         buckets = (self._requests, self._input, self._output, self._tokens)
-        rates = [wanted_rate(bucket, amount, now) for bucket, amount in zip(buckets, amounts, strict=True)]
+        rates = [self.refusals.refuse(zip(buckets, amounts, strict=True), now)]
         if self._concurrent_limit and self.concurrent_requests >= self._concurrent_limit:
             rates.append(share_for(self.concurrent_requests + 1, self.policy.limits.concurrent_requests))
         budgets = []
@@ -116,17 +129,21 @@ class SharedScopeQuota(ScopeQuota):
             left = self._left(part, now)
             if left < amount and self._may_fit(whole, amount, now):
                 budgets.append(share_for(part.amount - left + amount, whole.amount))
-        self.refusals.want(Share(max(rates), max(budgets, default=0)), now)
+        self.refusals.want(Share(max(rates), max(budgets, default=0)))
 
     def _exceeded_budget(self, budget: Budget, amount: int, left: int, now: float) -> Exceeded:
-        found = super()._exceeded_budget(budget, amount, left, now)
-        if self._may_fit(self._whole(budget), amount, now):
+        found, whole = super()._exceeded_budget(budget, amount, left, now), self._whole(budget)
+        if self._may_fit(whole, amount, now):
             return found._replace(wait=self.refusals.retry_after(now))
-        return found
+        most = self._largest.part_of(whole.amount)
+        if amount <= most:  # in the next period
+            return found._replace(wait=self.budget_use(budget, now)[2] - now)
+        text = f"{found.description}; this region can have {budget_amount(budget.unit, most)} of it at most"
+        return found._replace(description=text, wait=None)
 
     def _may_fit(self, whole: Budget, amount: int, now: float) -> bool:
         """Return whether a larger share might admit an amount, as far as this region knows."""
-        return self._left(replace(whole, amount=scaled(whole.amount, MOST)), now) >= amount
+        return self._left(replace(whole, amount=self._largest.part_of(whole.amount)), now) >= amount
 
     def _whole(self, budget: Budget) -> Budget:
         return next(each for each in self.policy.budgets if each.name == budget.name)
@@ -143,10 +160,13 @@ class SharedScopeQuota(ScopeQuota):
         return [each for each in found if isinstance(each, SharedBucket)]
 
     def _new_bucket(self, per_minute: int, full_at: int) -> Bucket | None:
-        return shared_bucket(per_minute, self.share, full_at)
+        return SharedBucket(per_minute, self.share.rates, self._largest, full_at=full_at) if per_minute else None
 
     def _resized_bucket(self, bucket: Bucket | None, per_minute: int, now: float) -> Bucket | None:
-        return resized_shared_bucket(bucket, per_minute, self.share, now)
+        if not per_minute or not isinstance(bucket, SharedBucket):
+            return self._new_bucket(per_minute, 0)
+        bucket.set_whole(per_minute, self.share.rates, now)
+        return bucket
 
     def _concurrent_text(self) -> str:
         return concurrent_text(self._concurrent_limit, self.policy.limits.concurrent_requests)
@@ -158,10 +178,7 @@ class SharedScopeQuota(ScopeQuota):
 
 
 class SharedTenantQuota(TenantQuota):
-    """A tenant of whose limits and budgets this region enforces a share, which may differ for each scope.
-
-    `active` has the scopes whose demand is reported next. Requests add to it.
-    """
+    """A tenant of whose limits and budgets this region enforces a share, which may differ for each scope."""
 
     def __init__(
         self,
@@ -170,12 +187,10 @@ class SharedTenantQuota(TenantQuota):
         *,
         uses: Iterable[ScopeUse] = (),
         now: float,
-        share_of: ShareOf,
-        active: set[ScopeKey],
+        shares: RegionShares,
     ) -> None:
-        self.share = share_of(tenant.tenant_id, "")  # of the limits of the tenant
-        self._share_of = share_of
-        self._active = active
+        self.share = shares.of(tenant.tenant_id, "")  # of the limits of the tenant
+        self._shares = shares
         self._key: ScopeKey = tenant.tenant_id, ""
         self._refusals = RefusalMeter()
         super().__init__(tenant, balance, uses=uses, now=now)
@@ -201,7 +216,7 @@ class SharedTenantQuota(TenantQuota):
         """Return the share of a scope that is enforced."""
         found = self._shared_scope(scope)
         if not found and scope:
-            return self._share_of(self.tenant.tenant_id, scope)
+            return self._shares.of(self.tenant.tenant_id, scope)
         return found.share if found else self.share
 
     def share_in_use(self, scope: str, now: float) -> Share:
@@ -220,21 +235,23 @@ class SharedTenantQuota(TenantQuota):
         used, wanted = (found.used(now), found.refusals.pop()) if found else (Share(0, 0), Share(0, 0))
         if not scope:
             limit, buckets = self.tenant.concurrent_requests, self._buckets()
+            if not (found or buckets or limit):
+                return None
             rates = [each.used(now) for each in buckets]
             if limit:
                 rates.append(share_for(self.concurrent_requests, limit))
-            used = used.at_least(Share(max(rates, default=0), 0))
+            used = used.at_least(Share(max(*rates, self._refusals.expected(now), 0), 0))
             wanted = wanted.at_least(self._refusals.pop())
-            if not (found or rates):
-                return None
         elif not found:
             return None
         return Demand(self.tenant.tenant_id, scope, used.rates, wanted.rates, used.budgets, wanted.budgets)
 
-    def is_busy(self, scope: str) -> bool:
-        """Return whether requests of a scope are in progress, so that its demand is reported again."""
+    def is_busy(self, scope: str, now: float) -> bool:
+        """Return whether requests are in progress or expected to be repeated, so that demand is reported again."""
         found = self._shared_scope(scope)
-        return bool(found.concurrent_requests if found else not scope and self.concurrent_requests)
+        if found and (found.concurrent_requests or found.refusals.expected(now)):
+            return True
+        return not scope and bool(self.concurrent_requests or self._refusals.expected(now))
 
     def use_of(self, scope: str) -> tuple[ScopeUse, ...]:
         """Return the state of one scope; none if it has no limits of its kind."""
@@ -252,7 +269,7 @@ class SharedTenantQuota(TenantQuota):
         return shadow_refusals
 
     def reserve(self, request: ReservationRequest, now: float, shadow_refusals: tuple[str, ...] = ()) -> TakeRun | None:
-        self._active.add(self._key)
+        self._shares.active.add(self._key)
         return super().reserve(request, now, shadow_refusals)
 
     def hold_scopes(
@@ -260,19 +277,17 @@ class SharedTenantQuota(TenantQuota):
     ) -> tuple[Hold, ...]:
         holds = super().hold_scopes(request, now, nanos, is_shadowed=is_shadowed)
         tenant_id = self.tenant.tenant_id
-        self._active.update((tenant_id, each.scope.name) for each in holds)
+        self._shares.active.update((tenant_id, each.scope.name) for each in holds)
         return holds
 
     def _record_refusal(self, request: ReservationRequest, now: float) -> None:
-        self._active.add(self._key)
-        self._active.update(each.key for each in self._scopes_of(request) if isinstance(each, SharedScopeQuota))
-        rates = [
-            wanted_rate(self._requests_bucket, 1, now),
-            wanted_rate(self._tokens_bucket, request.tokens, now),
-        ]
+        self._shares.active.add(self._key)
+        self._shares.active.update(each.key for each in self._scopes_of(request) if isinstance(each, SharedScopeQuota))
+        buckets = ((self._requests_bucket, 1), (self._tokens_bucket, request.tokens))
+        rates = [self._refusals.refuse(buckets, now)]
         if self._concurrent_limit and self.concurrent_requests >= self._concurrent_limit:
             rates.append(share_for(self.concurrent_requests + 1, self.tenant.concurrent_requests))
-        self._refusals.want(Share(max(rates), 0), now)
+        self._refusals.want(Share(max(rates), 0))
 
     def _enforce(self) -> None:
         self._concurrent_limit = scaled(self.tenant.concurrent_requests, self.share.rates)
@@ -285,23 +300,20 @@ class SharedTenantQuota(TenantQuota):
         return [each for each in (self._requests_bucket, self._tokens_bucket) if isinstance(each, SharedBucket)]
 
     def _new_bucket(self, per_minute: int, full_at: int) -> Bucket | None:
-        return shared_bucket(per_minute, self.share, full_at)
+        return SharedBucket(per_minute, self.share.rates, self._shares.largest, full_at=full_at) if per_minute else None
 
     def _resized_bucket(self, bucket: Bucket | None, per_minute: int, now: float) -> Bucket | None:
-        return resized_shared_bucket(bucket, per_minute, self.share, now)
+        if not per_minute or not isinstance(bucket, SharedBucket):
+            return self._new_bucket(per_minute, 0)
+        bucket.set_whole(per_minute, self.share.rates, now)
+        return bucket
 
     def _new_scope(self, use: ScopeUse, subject: str, policy: Policy, now: float) -> ScopeQuota:
-        return SharedScopeQuota(use, subject, policy, now, self._share_of(use.tenant_id, use.scope))
+        share = self._shares.of(use.tenant_id, use.scope)
+        return SharedScopeQuota(use, subject, policy, now, share=share, largest=self._shares.largest)
 
     def _concurrent_text(self) -> str:
         return concurrent_text(self._concurrent_limit, self.tenant.concurrent_requests)
-
-
-def wanted_rate(bucket: Bucket | None, amount: int, now: float) -> int:
-    """Return the share of a limit that admits an amount, if the bucket refuses it now and a larger share might not."""
-    if not isinstance(bucket, SharedBucket) or bucket.wait(amount, now) in (0.0, None):
-        return 0
-    return share_for(amount, bucket.whole)
 
 
 def concurrent_text(limit: int, whole: int) -> str:

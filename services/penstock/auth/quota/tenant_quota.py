@@ -144,9 +144,9 @@ class TenantQuota:
         exceeded: list[Exceeded] = []
         requests, tokens, limit = self._requests_bucket, self._tokens_bucket, self._concurrent_limit
         if requests and (wait := requests.wait(1, now)) != 0.0:
-            exceeded.append(self._exceeded("requests", rate_text("requests", requests, 1), wait))
+            exceeded.append(self._exceeded("requests", requests.text("requests", 1), wait))
         if tokens and (wait := tokens.wait(request.tokens, now)) != 0.0:
-            exceeded.append(self._exceeded("tokens", rate_text("tokens", tokens, request.tokens), wait))
+            exceeded.append(self._exceeded("tokens", tokens.text("tokens", request.tokens), wait))
         if limit and self.concurrent_requests >= limit:
             text = f"{self._concurrent_text()}, all in progress"
             exceeded.append(self._exceeded("concurrent_requests", text, self._mean_request_duration / limit))
@@ -315,7 +315,3 @@ class TenantQuota:
 
 def _tightest(first: RateState | None, others: Iterable[RateState]) -> RateState | None:
     return min([*([first] if first else []), *others], default=None)
-
-
-def rate_text(name: str, bucket: Bucket, amount: int) -> str:
-    return f"{bucket.text(name)}, {amount} requested"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from penstock.auth.regions.demand import Demand
-from penstock.auth.regions.share import ShareRow
+from penstock.auth.regions.share import FLOOR, FULL, LargestShare, ShareRow
 from penstock.chassis.errors import InvalidArgument
 from penstock.mesh.partitions import partition_of
 from penstock.mesh.v1 import region_quota_pb2 as pb
@@ -45,8 +45,16 @@ def share(number: int, row: ShareRow) -> FollowResponse:
     return FollowResponse(share=share_message(row, number))
 
 
+def share_rules(largest: LargestShare) -> FollowResponse:
+    return FollowResponse(share_rules=pb.ShareRules(largest=largest.thousandths))
+
+
 def usage_confirmed(number: int) -> FollowResponse:
     return FollowResponse(usage_confirmed=pb.UsageConfirmed(number=number))
+
+
+def usage_refused(number: int, wrong: str) -> FollowResponse:
+    return FollowResponse(usage_refused=pb.UsageRefused(number=number, field=wrong))
 
 
 # Values.
@@ -61,6 +69,14 @@ def row_of(message: pb.Share, region: str) -> ShareRow:
     if not message.tenant_id:
         raise InvalidArgument("a share is of a tenant", field="share.tenant_id")
     return ShareRow(message.tenant_id, message.scope, region, message.rates, message.budgets)
+
+
+def largest_of(message: pb.ShareRules) -> int:
+    """Return the largest share that one region can have. Raises InvalidArgument."""
+    if not FLOOR.rates <= message.largest <= FULL:
+        text = f"the largest share must be {FLOOR.rates} to {FULL} thousandths"
+        raise InvalidArgument(text, field="share_rules.largest")
+    return message.largest
 
 
 def rows_of(message: pb.SharesBegin, region: str) -> list[ShareRow]:

@@ -6,7 +6,15 @@ from typing import NamedTuple
 
 from penstock.auth.regions.demand import Demand
 from penstock.auth.regions.movement import BUDGETS, HOME, RATES, Movement
-from penstock.auth.regions.share import FLOOR, FULL, MAX_SPENDING_REGIONS, ScopeKey, Share, ShareRow
+from penstock.auth.regions.share import (
+    FLOOR,
+    FULL,
+    MAX_SPENDING_REGIONS,
+    ScopeKey,
+    Share,
+    ShareRow,
+    largest_share,
+)
 from penstock.chassis.errors import InvalidArgument
 from penstock.mesh.partitions import partition_of
 
@@ -55,15 +63,17 @@ class GrantedShares:
     def __init__(self, regions: Sequence[str]) -> None:
         if len(regions) > MAX_SPENDING_REGIONS:
             raise ValueError(f"at most {MAX_SPENDING_REGIONS} other regions may spend from limits")
+        self.largest = largest_share(len(regions))
         self._regions = tuple(regions)
         self._default = Share(*(FULL - len(regions) * each for each in FLOOR))
-        self._scopes: dict[ScopeKey, ScopeGrants] = {}
+        self._scopes: dict[int, dict[ScopeKey, ScopeGrants]] = {}  # by partition
         self._active: set[ScopeKey] = set()  # scopes with a movement
         self._present: dict[str, set[int]] = {each: set() for each in regions}  # partitions that are exchanged
         self._latest_number = 0
+        self.excess_claims = 0  # shares above what was granted that regions have claimed
 
     def __repr__(self) -> str:
-        return f"<GrantedShares {len(self._scopes)} scopes, {len(self._active)} with demand>"
+        return f"<GrantedShares {sum(map(len, self._scopes.values()))} scopes, {len(self._active)} with demand>"
 
     def restore(self, rows: Iterable[ShareRow]) -> None:
         """Set the bounds of partitions whose state was read. Rows of other regions have no effect."""
@@ -73,17 +83,18 @@ class GrantedShares:
 
     def forget(self, is_forgotten: Callable[[str], bool]) -> None:
         """Forget the shares of tenants: they were deleted, or another process owns their partitions."""
-        for key in [each for each in self._scopes if is_forgotten(each[0])]:
-            self.remove(*key)
+        for scopes in self._scopes.values():
+            for key in [each for each in scopes if is_forgotten(each[0])]:
+                self.remove(*key)
 
     def remove(self, tenant_id: str, scope: str) -> None:
         """Forget the shares of one scope, such as that of a deleted key."""
-        self._scopes.pop((tenant_id, scope), None)
+        self._scopes_of(partition_of(tenant_id)).pop((tenant_id, scope), None)
         self._active.discard((tenant_id, scope))
 
     def own(self, tenant_id: str, scope: str) -> Share:
         """Return what the home region may spend."""
-        grants = self._scopes.get((tenant_id, scope))
+        grants = self._find((tenant_id, scope))
         if grants is None or not grants.bounds:
             return self._default
         bounds = [grants.bound(each) for each in self._regions]
@@ -102,13 +113,12 @@ class GrantedShares:
             raise InvalidArgument(f"a share of another partition than {partition}", field="begin.shares")
         self.on_end(region, partition)
         self._present[region].add(partition)
-        named = [
-            key for key, each in self._scopes.items() if region in each.bounds and partition_of(key[0]) == partition
-        ]
+        named = [key for key, each in self._scopes_of(partition).items() if region in each.bounds]
         rows = []
         for key in dict.fromkeys([*held, *named]):
             grants, share = self._grants(key), held.get(key, FLOOR)
             if grants.bound(region) != share:
+                self.excess_claims += grants.bound(region).at_least(share) != grants.bound(region)
                 grants.set_bound(region, share)
                 rows.append(ShareRow(*key, region, *share))
             if self._is_exceeded(grants):
@@ -118,9 +128,8 @@ class GrantedShares:
     def on_end(self, region: str, partition: int) -> None:
         """End the exchange of a partition. What was sent and not confirmed stays counted."""
         self._present[region].discard(partition)
-        for key, grants in self._scopes.items():
-            if grants.outstanding and partition_of(key[0]) == partition:
-                grants.outstanding.pop(region, None)
+        for grants in self._scopes_of(partition).values():
+            grants.outstanding.pop(region, None)
 
     def on_demand(self, region: str, demand: Demand, now: float) -> None:
         if partition_of(demand.tenant_id) in self._present[region]:
@@ -134,7 +143,7 @@ class GrantedShares:
         if not 0 < number <= self._latest_number:
             raise InvalidArgument(f"no change has the number {number}", field="held.share.number")
         held = _valid(row)
-        grants = self._scopes.get((row.tenant_id, row.scope))
+        grants = self._find((row.tenant_id, row.scope))
         change = grants.outstanding.get(region) if grants else None
         if grants is None or change is None or change.number != number:
             return []
@@ -156,7 +165,7 @@ class GrantedShares:
             self._movement(demand.key).add(HOME, demand, now)
         changes: list[ShareChange] = []
         for key in list(self._active):
-            grants = self._scopes[key]
+            grants = self._grants(key)
             if grants.movement is None or (grants.movement.has_ended(now) and not self._is_exceeded(grants)):
                 self._end_movement(key)
             else:
@@ -165,7 +174,7 @@ class GrantedShares:
 
     def on_unsent(self, change: ShareChange) -> None:
         """Take back a raise whose bound could not be stored, so that it was not sent."""
-        grants = self._scopes.get((change.row.tenant_id, change.row.scope))
+        grants = self._find((change.row.tenant_id, change.row.scope))
         if grants and grants.outstanding.get(change.row.region) is change:
             del grants.outstanding[change.row.region]
             grants.set_bound(change.row.region, change.former)
@@ -196,10 +205,17 @@ class GrantedShares:
         bound = ShareRow(*key, region, *share.at_least(former))
         return ShareChange(self._latest_number, ShareRow(*key, region, *share), bound, former)
 
+    def _scopes_of(self, partition: int) -> dict[ScopeKey, ScopeGrants]:
+        return self._scopes.setdefault(partition, {})
+
+    def _find(self, key: ScopeKey) -> ScopeGrants | None:
+        return self._scopes_of(partition_of(key[0])).get(key)
+
     def _grants(self, key: ScopeKey) -> ScopeGrants:
-        grants = self._scopes.get(key)
+        scopes = self._scopes_of(partition_of(key[0]))
+        grants = scopes.get(key)
         if grants is None:
-            grants = self._scopes[key] = ScopeGrants()
+            grants = scopes[key] = ScopeGrants()
         return grants
 
     def _movement(self, key: ScopeKey) -> Movement:
@@ -211,10 +227,10 @@ class GrantedShares:
 
     def _end_movement(self, key: ScopeKey) -> None:
         self._active.discard(key)
-        grants = self._scopes[key]
+        grants = self._grants(key)
         grants.movement = None
         if not grants.bounds and not grants.outstanding:
-            del self._scopes[key]
+            self.remove(*key)
 
     def _is_exceeded(self, grants: ScopeGrants) -> bool:
         """Return whether regions claim so much that the home region has less than the smallest share."""

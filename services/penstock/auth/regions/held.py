@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from penstock.auth.regions.share import FLOOR, WHOLE, ScopeKey, Share, ShareRow
+from penstock.auth.regions.share import FLOOR, WHOLE, LargestShare, ScopeKey, Share, ShareRow
 from penstock.mesh.partitions import partition_of
 
 
@@ -20,6 +20,7 @@ class HeldShares:
     """
 
     def __init__(self, region: str) -> None:
+        self.largest = LargestShare()
         self._region = region
         self._shares: dict[int, dict[ScopeKey, Share]] = {}  # by partition
         self._unstored: dict[ScopeKey, tuple[ShareRow, Share]] = {}  # latest change, and the most the store may have
@@ -47,6 +48,10 @@ class HeldShares:
 
     def of(self, tenant_id: str, scope: str) -> Share:
         return self._shares.get(partition_of(tenant_id), {}).get((tenant_id, scope), FLOOR)
+
+    def count(self, partition: int) -> int:
+        """Return the number of scopes of a partition of which the home region has granted a share."""
+        return len(self._shares.get(partition, ()))
 
     def rows_of(self, partition: int) -> list[ShareRow]:
         """Return what `begin` reports: the most that this region spends now, or after a restart."""

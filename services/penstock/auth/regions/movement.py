@@ -68,7 +68,8 @@ class Movement:
             return {}
         step = STEP[part] if is_refused else max(STEP)
         lacks_much = any(each.is_refusing and targets[each.region] - each.share >= step for each in needs)
-        lowering_step = MIN_STEP if is_exceeded or lacks_much else step
+        fits_then = any(each.share < each.wanted <= targets[each.region] for each in needs)
+        lowering_step = 1 if fits_then else MIN_STEP if is_exceeded or lacks_much else step
         moves: dict[str, int] = {}
         own_left = shares[HOME] - max(least, targets[HOME])
         for each in sorted(needs, key=lambda each: each.share - targets[each.region]):
@@ -76,7 +77,7 @@ class Movement:
                 continue
             target = targets[each.region]
             if target < each.share:
-                is_worthwhile = each.share - target >= (MIN_STEP if each.is_idle else lowering_step)
+                is_worthwhile = each.share - target >= (min(MIN_STEP, lowering_step) if each.is_idle else lowering_step)
                 if is_worthwhile and now >= self._retry_at.get(each.region, 0.0):
                     moves[each.region] = target
             elif not is_refused or each.is_refusing:

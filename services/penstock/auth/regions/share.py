@@ -1,6 +1,7 @@
 """Shares: the part of the limits and budgets of one scope that one region may spend, in thousandths."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 FULL = 1_000  # thousandths: the whole limit
@@ -22,7 +23,25 @@ class Share(NamedTuple):
 
 WHOLE = Share(FULL, FULL)
 FLOOR = Share(50, 50)  # each region always has it, also without a row and before the first contact
-MOST = FULL - FLOOR.rates  # the largest share that a region can have
+
+
+@dataclass(slots=True)
+class LargestShare:
+    """The largest share that one region can have, in thousandths: each other region keeps the smallest one.
+
+    A region that follows its home knows it from the home, and until then assumes that there is no third region.
+    """
+
+    thousandths: int = FULL - FLOOR.rates
+
+    def part_of(self, limit: int) -> int:
+        """Return the largest amount of a limit that one region can spend."""
+        return scaled(limit, self.thousandths)
+
+
+def largest_share(regions: int) -> LargestShare:
+    """Return the largest share of one region beside a number of other regions."""
+    return LargestShare(FULL - regions * FLOOR.rates)
 
 
 class ShareRow(NamedTuple):
@@ -41,6 +60,14 @@ class ShareRow(NamedTuple):
 
 ScopeKey: TypeAlias = tuple[str, str]  # tenant and scope
 ShareOf: TypeAlias = Callable[[str, str], Share]  # of tenant and scope
+
+
+class RegionShares(NamedTuple):
+    """The shares of a region, as its quotas use them."""
+
+    of: ShareOf
+    largest: LargestShare
+    active: set[ScopeKey]  # whose demand is reported next; requests add to it
 
 
 def scaled(limit: int, share: int) -> int:

@@ -1,4 +1,4 @@
-"""Usage reports: hourly totals of one region as messages, and the checks of their fields. No I/O and no clock."""
+"""Usage reports: hourly totals of one region as messages, the checks of their fields, and their lag. No I/O."""
 
 from collections.abc import Sequence
 
@@ -13,21 +13,37 @@ MAX_COUNTER = 2**62 - 1
 MAX_AHEAD_S = 2 * HOUR_S  # by which the hour of a total may be ahead of the own clock
 
 
+class UsageLag:
+    """The time since the oldest usage that the home region has not confirmed."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, float] = {}  # s; by hour with unconfirmed totals
+
+    def seconds(self, now: float) -> float:
+        return max(0.0, now - min(self._since.values(), default=now))
+
+    def on_read(self, totals: Sequence[RegionTotal], now: float) -> None:
+        """Take all or the oldest `MAX_TOTALS` unconfirmed totals. Those of a past hour began by its end."""
+        hours = dict.fromkeys(each.hour for each in totals)
+        self._since = {hour: self._since.get(hour, min(now, hour + HOUR_S)) for hour in hours}
+
+    def on_confirmed(self, totals: Sequence[RegionTotal]) -> None:
+        """The home region has confirmed totals. Those that have changed since are found by the next reading."""
+        for each in totals:
+            self._since.pop(each.hour, None)
+
+
 def report_of(number: int, totals: Sequence[RegionTotal]) -> UsageReport:
     return UsageReport(number=number, totals=[_message_of(each) for each in totals])
 
 
-def totals_of(report: UsageReport, now: float) -> tuple[RegionTotal, ...]:
-    """Return the totals of a report. Raises InvalidArgument."""
+def totals_of(report: UsageReport) -> tuple[RegionTotal, ...]:
+    """Return the totals of a report. Raises InvalidArgument for a report that cannot be answered or is too long."""
     if not report.number:
         raise InvalidArgument("the number of a report must be above 0", field="usage.number")
     if len(report.totals) > MAX_TOTALS:
         raise InvalidArgument(f"a report has at most {MAX_TOTALS} totals", field="usage.totals")
-    totals = tuple(_total_of(each) for each in report.totals)
-    for each in totals:
-        if wrong := invalid_field(each, now):
-            raise InvalidArgument(f"{wrong} of a total is out of its range", field=f"usage.totals.{wrong}")
-    return totals
+    return tuple(_total_of(each) for each in report.totals)
 
 
 def invalid_field(total: RegionTotal, now: float) -> str:

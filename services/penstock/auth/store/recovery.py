@@ -38,7 +38,7 @@ def recover(
         shares.restore(state.shares)
     pepper = config.pepper.encode() or _secret(config, state, "pepper")
     mesh_secret = config.mesh_secret.encode() or _secret(config, state, "mesh-secret")
-    reservations = _reservations(config, state, now, _share_of(shares))
+    reservations = _reservations(config, state, now, shares)
     keys = KeyRing(pepper)
     for key in state.keys:
         keys.put(key)
@@ -71,9 +71,16 @@ def _share_of(shares: GrantedShares | HeldShares | None) -> ShareOf | None:
     return shares.own if isinstance(shares, GrantedShares) else shares.of
 
 
-def _reservations(config: AuthConfig, state: StoredState, now: float, share_of: ShareOf | None) -> ReservationTable:
-    prices = PriceList(state.prices, batch_percent=config.batch_price_percent)
-    reservations = ReservationTable(ttl=config.reservation_ttl, prices=prices, region=config.region, share_of=share_of)
+def _reservations(
+    config: AuthConfig, state: StoredState, now: float, shares: GrantedShares | HeldShares | None
+) -> ReservationTable:
+    reservations = ReservationTable(
+        ttl=config.reservation_ttl,
+        prices=PriceList(state.prices, batch_percent=config.batch_price_percent),
+        region=config.region,
+        share_of=_share_of(shares),
+        largest=shares.largest if shares else None,
+    )
     uses = state.uses_by_tenant
     for tenant in state.tenants:
         balance = state.balances.get(tenant.tenant_id)

@@ -34,6 +34,7 @@ SHARES: Table = {
         "budgets": THOUSANDTHS,
         "number": NUMBER,
     },
+    "penstock.mesh.v1.ShareRules": {"largest": THOUSANDTHS},
     "penstock.mesh.v1.SharesBegin": {
         "partition": PARTITION,
         "epoch": Whole(bounds.EPOCH),
@@ -123,6 +124,7 @@ USAGE: Table = {
         "revision": AMOUNT,
     },
     "penstock.mesh.v1.UsageConfirmed": {"number": NUMBER},
+    "penstock.mesh.v1.UsageRefused": {"number": NUMBER, "field": Text(63, "[a-z_]*")},
 }
 
 REGION_QUOTA: Table = {**SHARES, **CATALOG, **USAGE}

@@ -27,7 +27,7 @@ from penstock.v1 import admin_pb2 as penstock_dot_v1_dot_admin__pb2
 from penstock.v1 import stream_pb2 as penstock_dot_v1_dot_stream__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#penstock/mesh/v1/region_quota.proto\x12\x10penstock.mesh.v1\x1a penstock/mesh/v1/admission.proto\x1a\x17penstock/v1/admin.proto\x1a\x18penstock/v1/stream.proto\"\xa6\x03\n\rFollowRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12+\n\theartbeat\x18\x02 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12,\n\x04join\x18\x04 \x01(\x0b\x32\x1c.penstock.mesh.v1.RegionJoinH\x00\x12.\n\x05\x62\x65gin\x18\x05 \x01(\x0b\x32\x1d.penstock.mesh.v1.SharesBeginH\x00\x12/\n\x06\x64\x65mand\x18\x06 \x01(\x0b\x32\x1d.penstock.mesh.v1.ShareDemandH\x00\x12+\n\x04held\x18\x07 \x01(\x0b\x32\x1b.penstock.mesh.v1.ShareHeldH\x00\x12.\n\x05usage\x18\x08 \x01(\x0b\x32\x1d.penstock.mesh.v1.UsageReportH\x00\x12-\n\x04more\x18\x0f \x03(\x0b\x32\x1f.penstock.mesh.v1.FollowRequestB\x07\n\x05\x66rame\"\x98\x03\n\x0e\x46ollowResponse\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12+\n\theartbeat\x18\x02 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12=\n\x10owned_partitions\x18\x04 \x01(\x0b\x32!.penstock.mesh.v1.OwnedPartitionsH\x00\x12\x34\n\x07\x63\x61talog\x18\x05 \x01(\x0b\x32!.penstock.mesh.v1.AuthCatalogPartH\x00\x12(\n\x05share\x18\x06 \x01(\x0b\x32\x17.penstock.mesh.v1.ShareH\x00\x12;\n\x0fusage_confirmed\x18\x07 \x01(\x0b\x32 .penstock.mesh.v1.UsageConfirmedH\x00\x12.\n\x04more\x18\x0f \x03(\x0b\x32 .penstock.mesh.v1.FollowResponseB\x07\n\x05\x66rame\"4\n\nRegionJoin\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x16\n\x0esecrets_digest\x18\x02 \x01(\x0c\"Y\n\x05Share\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\r\n\x05scope\x18\x02 \x01(\t\x12\r\n\x05rates\x18\x03 \x01(\r\x12\x0f\n\x07\x62udgets\x18\x04 \x01(\r\x12\x0e\n\x06number\x18\x05 \x01(\x04\"X\n\x0bSharesBegin\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\'\n\x06shares\x18\x03 \x03(\x0b\x32\x17.penstock.mesh.v1.Share\"3\n\tShareHeld\x12&\n\x05share\x18\x01 \x01(\x0b\x32\x17.penstock.mesh.v1.Share\"\x87\x01\n\x0bShareDemand\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\r\n\x05scope\x18\x02 \x01(\t\x12\x12\n\nused_rates\x18\x03 \x01(\r\x12\x14\n\x0cwanted_rates\x18\x04 \x01(\r\x12\x14\n\x0cused_budgets\x18\x05 \x01(\r\x12\x16\n\x0ewanted_budgets\x18\x06 \x01(\r\"\x9e\x01\n\x0f\x41uthCatalogPart\x12\x10\n\x08is_first\x18\x01 \x01(\x08\x12\x0f\n\x07is_last\x18\x02 \x01(\x08\x12\x33\n\x07\x65ntries\x18\x03 \x03(\x0b\x32\".penstock.mesh.v1.AuthCatalogEntry\x12\x33\n\x07\x64\x65leted\x18\x04 \x03(\x0b\x32\".penstock.mesh.v1.AuthCatalogEntry\"\xc5\x01\n\x10\x41uthCatalogEntry\x12%\n\x06tenant\x18\x01 \x01(\x0b\x32\x13.penstock.v1.TenantH\x00\x12+\n\x03key\x18\x02 \x01(\x0b\x32\x1c.penstock.mesh.v1.CatalogKeyH\x00\x12#\n\x05price\x18\x03 \x01(\x0b\x32\x12.penstock.v1.PriceH\x00\x12/\n\x05route\x18\x04 \x01(\x0b\x32\x1e.penstock.mesh.v1.CatalogRouteH\x00\x42\x07\n\x05\x65ntry\";\n\nCatalogKey\x12\x1d\n\x03key\x18\x01 \x01(\x0b\x32\x10.penstock.v1.Key\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"e\n\x0c\x43\x61talogRoute\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\x04\x12\x12\n\ndefinition\x18\x04 \x01(\t\x12\x0e\n\x06\x66ormer\x18\x05 \x01(\t\"L\n\x0bUsageReport\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\x06totals\x18\x02 \x03(\x0b\x32\x1d.penstock.mesh.v1.HourlyTotal\"\x9d\x02\n\x0bHourlyTotal\x12\x0c\n\x04hour\x18\x01 \x01(\x04\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12\x0e\n\x06key_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x10\n\x08requests\x18\x05 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x06 \x01(\x04\x12\x15\n\rcached_tokens\x18\x07 \x01(\x04\x12\x15\n\routput_tokens\x18\x08 \x01(\x04\x12\x13\n\x0bprice_nanos\x18\t \x01(\x04\x12\x11\n\tcompleted\x18\n \x01(\x04\x12\x11\n\tcancelled\x18\x0b \x01(\x04\x12\x0c\n\x04shed\x18\x0c \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\r \x01(\x04\x12\x0c\n\x04lost\x18\x0e \x01(\x04\x12\x10\n\x08revision\x18\x0f \x01(\x04\" \n\x0eUsageConfirmed\x12\x0e\n\x06number\x18\x01 \x01(\x04\x32\x65\n\x12RegionQuotaService\x12O\n\x06\x46ollow\x12\x1f.penstock.mesh.v1.FollowRequest\x1a .penstock.mesh.v1.FollowResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#penstock/mesh/v1/region_quota.proto\x12\x10penstock.mesh.v1\x1a penstock/mesh/v1/admission.proto\x1a\x17penstock/v1/admin.proto\x1a\x18penstock/v1/stream.proto\"\xa6\x03\n\rFollowRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12+\n\theartbeat\x18\x02 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12,\n\x04join\x18\x04 \x01(\x0b\x32\x1c.penstock.mesh.v1.RegionJoinH\x00\x12.\n\x05\x62\x65gin\x18\x05 \x01(\x0b\x32\x1d.penstock.mesh.v1.SharesBeginH\x00\x12/\n\x06\x64\x65mand\x18\x06 \x01(\x0b\x32\x1d.penstock.mesh.v1.ShareDemandH\x00\x12+\n\x04held\x18\x07 \x01(\x0b\x32\x1b.penstock.mesh.v1.ShareHeldH\x00\x12.\n\x05usage\x18\x08 \x01(\x0b\x32\x1d.penstock.mesh.v1.UsageReportH\x00\x12-\n\x04more\x18\x0f \x03(\x0b\x32\x1f.penstock.mesh.v1.FollowRequestB\x07\n\x05\x66rame\"\x86\x04\n\x0e\x46ollowResponse\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12+\n\theartbeat\x18\x02 \x01(\x0b\x32\x16.penstock.v1.HeartbeatH\x00\x12\x1f\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x10.penstock.v1.EndH\x00\x12=\n\x10owned_partitions\x18\x04 \x01(\x0b\x32!.penstock.mesh.v1.OwnedPartitionsH\x00\x12\x34\n\x07\x63\x61talog\x18\x05 \x01(\x0b\x32!.penstock.mesh.v1.AuthCatalogPartH\x00\x12(\n\x05share\x18\x06 \x01(\x0b\x32\x17.penstock.mesh.v1.ShareH\x00\x12;\n\x0fusage_confirmed\x18\x07 \x01(\x0b\x32 .penstock.mesh.v1.UsageConfirmedH\x00\x12\x33\n\x0bshare_rules\x18\x08 \x01(\x0b\x32\x1c.penstock.mesh.v1.ShareRulesH\x00\x12\x37\n\rusage_refused\x18\t \x01(\x0b\x32\x1e.penstock.mesh.v1.UsageRefusedH\x00\x12.\n\x04more\x18\x0f \x03(\x0b\x32 .penstock.mesh.v1.FollowResponseB\x07\n\x05\x66rame\"4\n\nRegionJoin\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x16\n\x0esecrets_digest\x18\x02 \x01(\x0c\"Y\n\x05Share\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\r\n\x05scope\x18\x02 \x01(\t\x12\r\n\x05rates\x18\x03 \x01(\r\x12\x0f\n\x07\x62udgets\x18\x04 \x01(\r\x12\x0e\n\x06number\x18\x05 \x01(\x04\"\x1d\n\nShareRules\x12\x0f\n\x07largest\x18\x01 \x01(\r\"X\n\x0bSharesBegin\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\'\n\x06shares\x18\x03 \x03(\x0b\x32\x17.penstock.mesh.v1.Share\"3\n\tShareHeld\x12&\n\x05share\x18\x01 \x01(\x0b\x32\x17.penstock.mesh.v1.Share\"\x87\x01\n\x0bShareDemand\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\r\n\x05scope\x18\x02 \x01(\t\x12\x12\n\nused_rates\x18\x03 \x01(\r\x12\x14\n\x0cwanted_rates\x18\x04 \x01(\r\x12\x14\n\x0cused_budgets\x18\x05 \x01(\r\x12\x16\n\x0ewanted_budgets\x18\x06 \x01(\r\"\x9e\x01\n\x0f\x41uthCatalogPart\x12\x10\n\x08is_first\x18\x01 \x01(\x08\x12\x0f\n\x07is_last\x18\x02 \x01(\x08\x12\x33\n\x07\x65ntries\x18\x03 \x03(\x0b\x32\".penstock.mesh.v1.AuthCatalogEntry\x12\x33\n\x07\x64\x65leted\x18\x04 \x03(\x0b\x32\".penstock.mesh.v1.AuthCatalogEntry\"\xc5\x01\n\x10\x41uthCatalogEntry\x12%\n\x06tenant\x18\x01 \x01(\x0b\x32\x13.penstock.v1.TenantH\x00\x12+\n\x03key\x18\x02 \x01(\x0b\x32\x1c.penstock.mesh.v1.CatalogKeyH\x00\x12#\n\x05price\x18\x03 \x01(\x0b\x32\x12.penstock.v1.PriceH\x00\x12/\n\x05route\x18\x04 \x01(\x0b\x32\x1e.penstock.mesh.v1.CatalogRouteH\x00\x42\x07\n\x05\x65ntry\";\n\nCatalogKey\x12\x1d\n\x03key\x18\x01 \x01(\x0b\x32\x10.penstock.v1.Key\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"e\n\x0c\x43\x61talogRoute\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\x04\x12\x12\n\ndefinition\x18\x04 \x01(\t\x12\x0e\n\x06\x66ormer\x18\x05 \x01(\t\"L\n\x0bUsageReport\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\x06totals\x18\x02 \x03(\x0b\x32\x1d.penstock.mesh.v1.HourlyTotal\"\x9d\x02\n\x0bHourlyTotal\x12\x0c\n\x04hour\x18\x01 \x01(\x04\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12\x0e\n\x06key_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x10\n\x08requests\x18\x05 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x06 \x01(\x04\x12\x15\n\rcached_tokens\x18\x07 \x01(\x04\x12\x15\n\routput_tokens\x18\x08 \x01(\x04\x12\x13\n\x0bprice_nanos\x18\t \x01(\x04\x12\x11\n\tcompleted\x18\n \x01(\x04\x12\x11\n\tcancelled\x18\x0b \x01(\x04\x12\x0c\n\x04shed\x18\x0c \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\r \x01(\x04\x12\x0c\n\x04lost\x18\x0e \x01(\x04\x12\x10\n\x08revision\x18\x0f \x01(\x04\" \n\x0eUsageConfirmed\x12\x0e\n\x06number\x18\x01 \x01(\x04\"-\n\x0cUsageRefused\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05\x66ield\x18\x02 \x01(\t2e\n\x12RegionQuotaService\x12O\n\x06\x46ollow\x12\x1f.penstock.mesh.v1.FollowRequest\x1a .penstock.mesh.v1.FollowResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,31 +37,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FOLLOWREQUEST']._serialized_start=143
   _globals['_FOLLOWREQUEST']._serialized_end=565
   _globals['_FOLLOWRESPONSE']._serialized_start=568
-  _globals['_FOLLOWRESPONSE']._serialized_end=976
-  _globals['_REGIONJOIN']._serialized_start=978
-  _globals['_REGIONJOIN']._serialized_end=1030
-  _globals['_SHARE']._serialized_start=1032
-  _globals['_SHARE']._serialized_end=1121
-  _globals['_SHARESBEGIN']._serialized_start=1123
-  _globals['_SHARESBEGIN']._serialized_end=1211
-  _globals['_SHAREHELD']._serialized_start=1213
-  _globals['_SHAREHELD']._serialized_end=1264
-  _globals['_SHAREDEMAND']._serialized_start=1267
-  _globals['_SHAREDEMAND']._serialized_end=1402
-  _globals['_AUTHCATALOGPART']._serialized_start=1405
-  _globals['_AUTHCATALOGPART']._serialized_end=1563
-  _globals['_AUTHCATALOGENTRY']._serialized_start=1566
-  _globals['_AUTHCATALOGENTRY']._serialized_end=1763
-  _globals['_CATALOGKEY']._serialized_start=1765
-  _globals['_CATALOGKEY']._serialized_end=1824
-  _globals['_CATALOGROUTE']._serialized_start=1826
-  _globals['_CATALOGROUTE']._serialized_end=1927
-  _globals['_USAGEREPORT']._serialized_start=1929
-  _globals['_USAGEREPORT']._serialized_end=2005
-  _globals['_HOURLYTOTAL']._serialized_start=2008
-  _globals['_HOURLYTOTAL']._serialized_end=2293
-  _globals['_USAGECONFIRMED']._serialized_start=2295
-  _globals['_USAGECONFIRMED']._serialized_end=2327
-  _globals['_REGIONQUOTASERVICE']._serialized_start=2329
-  _globals['_REGIONQUOTASERVICE']._serialized_end=2430
+  _globals['_FOLLOWRESPONSE']._serialized_end=1086
+  _globals['_REGIONJOIN']._serialized_start=1088
+  _globals['_REGIONJOIN']._serialized_end=1140
+  _globals['_SHARE']._serialized_start=1142
+  _globals['_SHARE']._serialized_end=1231
+  _globals['_SHARERULES']._serialized_start=1233
+  _globals['_SHARERULES']._serialized_end=1262
+  _globals['_SHARESBEGIN']._serialized_start=1264
+  _globals['_SHARESBEGIN']._serialized_end=1352
+  _globals['_SHAREHELD']._serialized_start=1354
+  _globals['_SHAREHELD']._serialized_end=1405
+  _globals['_SHAREDEMAND']._serialized_start=1408
+  _globals['_SHAREDEMAND']._serialized_end=1543
+  _globals['_AUTHCATALOGPART']._serialized_start=1546
+  _globals['_AUTHCATALOGPART']._serialized_end=1704
+  _globals['_AUTHCATALOGENTRY']._serialized_start=1707
+  _globals['_AUTHCATALOGENTRY']._serialized_end=1904
+  _globals['_CATALOGKEY']._serialized_start=1906
+  _globals['_CATALOGKEY']._serialized_end=1965
+  _globals['_CATALOGROUTE']._serialized_start=1967
+  _globals['_CATALOGROUTE']._serialized_end=2068
+  _globals['_USAGEREPORT']._serialized_start=2070
+  _globals['_USAGEREPORT']._serialized_end=2146
+  _globals['_HOURLYTOTAL']._serialized_start=2149
+  _globals['_HOURLYTOTAL']._serialized_end=2434
+  _globals['_USAGECONFIRMED']._serialized_start=2436
+  _globals['_USAGECONFIRMED']._serialized_end=2468
+  _globals['_USAGEREFUSED']._serialized_start=2470
+  _globals['_USAGEREFUSED']._serialized_end=2515
+  _globals['_REGIONQUOTASERVICE']._serialized_start=2517
+  _globals['_REGIONQUOTASERVICE']._serialized_end=2618
 # @@protoc_insertion_point(module_scope)

@@ -108,6 +108,8 @@ class FollowResponse(_message.Message):
     CATALOG_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
     USAGE_CONFIRMED_FIELD_NUMBER: _builtins.int
+    SHARE_RULES_FIELD_NUMBER: _builtins.int
+    USAGE_REFUSED_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _stream_pb2.Hello:
@@ -138,6 +140,14 @@ class FollowResponse(_message.Message):
         """Confirms `usage`."""
 
     @_builtins.property
+    def share_rules(self) -> Global___ShareRules:
+        """Once, directly after `join` was accepted."""
+
+    @_builtins.property
+    def usage_refused(self) -> Global___UsageRefused:
+        """Refuses `usage`. A region of an earlier release repeats the report after a time without an answer."""
+
+    @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___FollowResponse]:
         """Frames that were ready at the same time, in order, where `frame` is unset; they have no `more` of their own."""
 
@@ -151,13 +161,15 @@ class FollowResponse(_message.Message):
         catalog: Global___AuthCatalogPart | None = ...,
         share: Global___Share | None = ...,
         usage_confirmed: Global___UsageConfirmed | None = ...,
+        share_rules: Global___ShareRules | None = ...,
+        usage_refused: Global___UsageRefused | None = ...,
         more: _abc.Iterable[Global___FollowResponse] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "owned_partitions", b"owned_partitions", "share", b"share", "usage_confirmed", b"usage_confirmed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "owned_partitions", b"owned_partitions", "share", b"share", "share_rules", b"share_rules", "usage_confirmed", b"usage_confirmed", "usage_refused", b"usage_refused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "owned_partitions", b"owned_partitions", "share", b"share", "usage_confirmed", b"usage_confirmed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "end", b"end", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "more", b"more", "owned_partitions", b"owned_partitions", "share", b"share", "share_rules", b"share_rules", "usage_confirmed", b"usage_confirmed", "usage_refused", b"usage_refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "heartbeat", "end", "owned_partitions", "catalog", "share", "usage_confirmed"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "heartbeat", "end", "owned_partitions", "catalog", "share", "usage_confirmed", "share_rules", "usage_refused"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -230,6 +242,30 @@ class Share(_message.Message):
 Global___Share: _TypeAlias = Share  # noqa: Y015
 
 @_typing.final
+class ShareRules(_message.Message):
+    """ShareRules tells what is the same for the shares of all scopes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LARGEST_FIELD_NUMBER: _builtins.int
+    largest: _builtins.int
+    """The largest share that one region can have, in thousandths: each other region keeps the smallest one. A request above
+    this part of a limit is never admitted, and is refused at once. 50 to 1000.
+    """
+    def __init__(
+        self,
+        *,
+        largest: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["largest", b"largest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShareRules: _TypeAlias = ShareRules  # noqa: Y015
+
+@_typing.final
 class SharesBegin(_message.Message):
     """SharesBegin tells what the region holds of one partition. It follows when the sender owns the partition in its region
     and the receiver owns it in the home region. The home region sends no share of the partition before.
@@ -243,10 +279,12 @@ class SharesBegin(_message.Message):
     partition: _builtins.int
     """0 to 63."""
     epoch: _builtins.int
-    """Epoch of the partition at the sender. The home region ignores an exchange with a lower one than the latest."""
+    """Epoch of the partition at the sender. A lower one than the latest that the region has sent on streams without a gap
+    between them ends the stream with FAILED_PRECONDITION / EPOCH_STALE.
+    """
     @_builtins.property
     def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___Share]:
-        """All shares of its tenants that the region has stored. Scopes that are not named have the smallest share."""
+        """All shares of its tenants that the region has stored, at most 131072. Scopes that are not named have the smallest share."""
 
     def __init__(
         self,
@@ -611,3 +649,32 @@ class UsageConfirmed(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UsageConfirmed: _TypeAlias = UsageConfirmed  # noqa: Y015
+
+@_typing.final
+class UsageRefused(_message.Message):
+    """UsageRefused answers a report of which the home region has stored nothing, because a total in it is out of its range:
+    its hour is more than 2 h ahead of the home region's clock, or the regions run different releases. The sender keeps
+    its totals and reports them again later. The rest of the stream goes on.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    FIELD_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """As reported."""
+    field: _builtins.str
+    """Name of the field of a total that is out of its range, such as `hour`."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        field: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["field", b"field", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UsageRefused: _TypeAlias = UsageRefused  # noqa: Y015

@@ -51,7 +51,8 @@ class RegionQuotaServiceServicer:
     def Follow(self, request_iterator, context):
         """Follow is one stream of an auth of another region to an auth of the home region. It carries the catalog to the other
         region, shares of limits in both directions, and usage to the home region. FAILED_PRECONDITION / HELLO_MISSING,
-        PROTOCOL_UNSUPPORTED, REGION_UNKNOWN, NOT_HOME or SECRETS_DIFFER; INVALID_ARGUMENT for a frame with invalid fields.
+        PROTOCOL_UNSUPPORTED, REGION_UNKNOWN, NOT_HOME, SECRETS_DIFFER or EPOCH_STALE; INVALID_ARGUMENT for a frame with
+        invalid fields.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,8 @@ class RegionQuotaServiceStub:
     Follow: _grpc.StreamStreamMultiCallable[_region_quota_pb2.FollowRequest, _region_quota_pb2.FollowResponse]
     """Follow is one stream of an auth of another region to an auth of the home region. It carries the catalog to the other
     region, shares of limits in both directions, and usage to the home region. FAILED_PRECONDITION / HELLO_MISSING,
-    PROTOCOL_UNSUPPORTED, REGION_UNKNOWN, NOT_HOME or SECRETS_DIFFER; INVALID_ARGUMENT for a frame with invalid fields.
+    PROTOCOL_UNSUPPORTED, REGION_UNKNOWN, NOT_HOME, SECRETS_DIFFER or EPOCH_STALE; INVALID_ARGUMENT for a frame with
+    invalid fields.
     """
 
 @_typing.type_check_only
@@ -51,7 +52,8 @@ class RegionQuotaServiceAsyncStub(RegionQuotaServiceStub):
     Follow: _aio.StreamStreamMultiCallable[_region_quota_pb2.FollowRequest, _region_quota_pb2.FollowResponse]  # type: ignore[assignment]
     """Follow is one stream of an auth of another region to an auth of the home region. It carries the catalog to the other
     region, shares of limits in both directions, and usage to the home region. FAILED_PRECONDITION / HELLO_MISSING,
-    PROTOCOL_UNSUPPORTED, REGION_UNKNOWN, NOT_HOME or SECRETS_DIFFER; INVALID_ARGUMENT for a frame with invalid fields.
+    PROTOCOL_UNSUPPORTED, REGION_UNKNOWN, NOT_HOME, SECRETS_DIFFER or EPOCH_STALE; INVALID_ARGUMENT for a frame with
+    invalid fields.
     """
 
 class RegionQuotaServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -67,7 +69,8 @@ class RegionQuotaServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_region_quota_pb2.FollowResponse], _abc.AsyncIterator[_region_quota_pb2.FollowResponse]]:
         """Follow is one stream of an auth of another region to an auth of the home region. It carries the catalog to the other
         region, shares of limits in both directions, and usage to the home region. FAILED_PRECONDITION / HELLO_MISSING,
-        PROTOCOL_UNSUPPORTED, REGION_UNKNOWN, NOT_HOME or SECRETS_DIFFER; INVALID_ARGUMENT for a frame with invalid fields.
+        PROTOCOL_UNSUPPORTED, REGION_UNKNOWN, NOT_HOME, SECRETS_DIFFER or EPOCH_STALE; INVALID_ARGUMENT for a frame with
+        invalid fields.
         """
 
 def add_RegionQuotaServiceServicer_to_server(servicer: RegionQuotaServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

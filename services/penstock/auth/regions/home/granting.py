@@ -9,8 +9,9 @@ import structlog
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.regions import frames
 from penstock.auth.regions.granted import GrantedShares, ShareChange
-from penstock.auth.regions.share import ShareRow
+from penstock.auth.regions.share import LargestShare, ShareRow
 from penstock.auth.store.store import OnPersisted, Store
+from penstock.chassis.errors import FailedPrecondition
 from penstock.mesh.partitions import partition_of
 from penstock.mesh.v1 import region_quota_pb2 as pb
 from penstock.mesh.v1.region_quota_pb2 import FollowResponse
@@ -48,12 +49,23 @@ class ShareGrants:
         self._exchanges: dict[tuple[str, int], Exchange] = {}  # by region and partition
         self._latest_epochs: dict[tuple[str, int], int] = {}
 
+    @property
+    def excess_claims(self) -> int:
+        return self._granted.excess_claims
+
+    @property
+    def largest(self) -> LargestShare:
+        return self._granted.largest
+
     def on_begin(self, stream: RegionStream, begin: pb.SharesBegin) -> None:
-        """Begin an exchange, unless the region has begun it with a later epoch. Raises InvalidArgument."""
+        """Begin an exchange. Raises InvalidArgument, or FailedPrecondition / EPOCH_STALE after one of a later epoch."""
         rows = frames.rows_of(begin, stream.region)
         place = stream.region, begin.partition
-        if begin.partition not in self._authorizer.served or begin.epoch < self._latest_epochs.get(place, 0):
+        if begin.partition not in self._authorizer.served:
             return
+        if begin.epoch < (latest := self._latest_epochs.get(place, 0)):
+            text = f"partition {begin.partition} of region {stream.region} was begun with epoch {latest} before"
+            raise FailedPrecondition(f"{text}; this one has {begin.epoch}", reason="EPOCH_STALE")
         self._latest_epochs[place] = begin.epoch
         if place in self._exchanges:
             self._granted.on_end(*place)
@@ -76,6 +88,14 @@ class ShareGrants:
         for place, exchange in list(self._exchanges.items()):
             if exchange.stream is stream:
                 self._end(place)
+
+    def on_region_left(self, region: str) -> None:
+        """The last stream of a region has ended. Its next one may be of another store, whose epochs begin anew.
+
+        No former owner of a partition has a stream either, whose late frames the epochs are for.
+        """
+        for place in [each for each in self._latest_epochs if each[0] == region]:
+            del self._latest_epochs[place]
 
     def on_partitions_changed(self) -> None:
         """End the exchanges of partitions that another process owns now."""

@@ -1,7 +1,6 @@
 """RegionQuotaService: the streams of other regions to auth of the home region."""
 
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 import structlog
@@ -13,7 +12,7 @@ from penstock.auth.regions import frames
 from penstock.auth.regions.catalog.catalog import Catalog, change_parts, whole_parts
 from penstock.auth.regions.catalog.present import present_catalog
 from penstock.auth.regions.home.granting import ShareGrants
-from penstock.auth.regions.usage_receiver import UsageReceiver
+from penstock.auth.regions.usage_receiver import UsageAnswer, UsageReceiver
 from penstock.auth.store.store import StoreEvent
 from penstock.chassis.errors import FailedPrecondition, InvalidArgument
 from penstock.chassis.streams.link import Peer, accept_stream
@@ -93,6 +92,7 @@ class RegionQuotas(RegionQuotaServiceServicer):
         return {
             "follower_streams": sum(bool(each.region) for each in self._streams),
             "share_changes": self._grants.changes,
+            "excess_claims": self._grants.excess_claims,
         }
 
     async def Follow(  # type: ignore[override]  # reads and writes on its context, and yields nothing
@@ -109,7 +109,7 @@ class RegionQuotas(RegionQuotaServiceServicer):
                 del self._streams[stream]
                 self._grants.on_stream_down(stream)
                 if stream.region:
-                    log.info("region_left", region=stream.region, peer=peer.instance_id)
+                    self._on_left(stream)
 
     def on_store_event(self, event: StoreEvent) -> None:
         """Partitions were taken, given or lost, or another process has changed the catalog."""
@@ -146,17 +146,23 @@ class RegionQuotas(RegionQuotaServiceServicer):
         elif kind == "held":
             self._grants.on_held(stream, frame.held)
         elif kind == "usage":
-            self._usage.receive(stream.region, frame.usage, partial(_confirm, stream, frame.usage.number))
+            self._usage.receive(stream.region, frame.usage, _usage_answer(stream, frame.usage.number))
 
     def _join(self, stream: FollowerPeer, join: RegionJoin) -> None:
         if stream.region:
             raise InvalidArgument("a stream joins once", field="join")
         self._join_check.check(join)
+        stream.send(frames.share_rules(self._grants.largest))
         self.send_changes()
         for part in whole_parts(self._sent):
             stream.send(frames.catalog(part))
         stream.region = join.region
         log.info("region_joined", region=join.region, peer=stream.peer.instance_id)
+
+    def _on_left(self, stream: FollowerPeer) -> None:
+        log.info("region_left", region=stream.region, peer=stream.peer.instance_id)
+        if all(each.region != stream.region for each in self._streams):
+            self._grants.on_region_left(stream.region)
 
     def _send_all(self, frame: FollowResponse) -> None:
         for stream in self._streams:
@@ -166,5 +172,8 @@ class RegionQuotas(RegionQuotaServiceServicer):
         return frames.owned_partitions(self._authorizer.served.frame())
 
 
-def _confirm(stream: FollowerPeer, number: int) -> None:
-    stream.send(frames.usage_confirmed(number))
+def _usage_answer(stream: FollowerPeer, number: int) -> UsageAnswer:
+    return UsageAnswer(
+        on_stored=lambda: stream.send(frames.usage_confirmed(number)),
+        on_refused=lambda wrong: stream.send(frames.usage_refused(number, wrong)),
+    )

@@ -49,7 +49,7 @@ class ShareExchanges:
     @property
     def shares(self) -> int:
         """Scopes of own partitions of which the home region has granted a share."""
-        return sum(len(self._held.rows_of(each)) for each in self._authorizer.served.epochs)
+        return sum(self._held.count(each) for each in self._authorizer.served.epochs)
 
     def partitions_of(self, stream: HomeStream) -> int:
         return sum(each is stream for each in self._present.values())
@@ -86,6 +86,10 @@ class ShareExchanges:
     def _begin(self, stream: HomeStream, partition: int, begun: Begun) -> None:
         self._streams[stream][partition] = begun
         stream.send(frames.begin(partition, begun.own_epoch, self._held.rows_of(partition)))
+
+    def on_rules(self, rules: pb.ShareRules) -> None:
+        """Raises InvalidArgument."""
+        self._held.largest.thousandths = frames.largest_of(rules)
 
     def on_share(self, stream: HomeStream, share: pb.Share) -> None:
         """Apply a share, store it, and confirm it. One of a partition that talks on another stream has no effect."""

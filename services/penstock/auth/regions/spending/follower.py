@@ -10,6 +10,7 @@ from penstock.auth.regions import frames
 from penstock.auth.regions.catalog.writer import WRITER_PARTITION, CatalogWriter
 from penstock.auth.regions.spending.exchanges import ShareExchanges
 from penstock.auth.regions.spending.home_stream import HomeStream, StreamFactory
+from penstock.auth.regions.spending.home_streams import HomeStreams
 from penstock.auth.regions.usage_reporter import UsageReporter
 from penstock.auth.store.store import StoreEvent
 from penstock.mesh.v1 import region_quota_pb2 as pb
@@ -17,21 +18,15 @@ from penstock.mesh.v1.region_quota_pb2 import UsageReport
 
 log = structlog.get_logger()
 
-MAX_STREAMS = 8
-PAUSE_S = (0.25, 2.0)  # first and longest time between two new streams
-REFUSED_PAUSE_S = 5.0  # after a stream whose catalog this region must not take over
 TICK_S = 1.0
 SETTLE_TIMEOUT_S = 10.0  # for the hello and the partitions of the other process
 
-SendReport = Callable[[UsageReport], None]
+SendReport = Callable[[UsageReport], bool]
 ReporterFactory = Callable[[SendReport], UsageReporter]
 
 
 class RegionFollower:
-    """Follows the home region over one stream to each of its processes that own partitions there.
-
-    The catalog is that of one stream, because two processes may know its latest changes at different times.
-    """
+    """Follows the home region over one stream to each of its processes that own partitions there."""
 
     def __init__(
         self,
@@ -49,10 +44,7 @@ class RegionFollower:
         self._new_reporter = new_reporter
         self._served = served
         self._clock = clock
-        self._streams: dict[HomeStream, None] = {}  # in the order in which they were opened
-        self._source: HomeStream | None = None  # of the catalog
-        self._unfollowed_since: float | None = clock()  # s; None while there is a source
-        self._is_refused = False  # the latest catalog must not be taken over
+        self._streams: HomeStreams[HomeStream] = HomeStreams(clock())
         self._problem = ""  # that was logged last
         self._reporter: UsageReporter | None = None
         self._reporting: asyncio.Task[None] | None = None
@@ -60,60 +52,51 @@ class RegionFollower:
 
     @property
     def figures(self) -> dict[str, float]:
-        since = self._unfollowed_since
-        unfollowed = 0.0 if since is None or not self._served else self._clock() - since
+        now = self._clock()
         return {
             "home_streams": sum(each.is_up for each in self._streams),
-            "home_unfollowed": max(0.0, unfollowed),
+            "home_unfollowed": self._streams.unfollowed(now) if self._served else 0.0,
             "home_catalog_unknown": self._writer.unknown,
             "shares": self._exchanges.shares,
             "share_changes": self._exchanges.changes,
+            "usage_lag": self._reporter.lag.seconds(now) if self._reporter else 0.0,
         }
 
     @property
     def is_following(self) -> bool:
         """Whether all own partitions talk to the home region, and its catalog is known."""
-        return self._source is not None and self._exchanges.is_covered
+        return self._streams.source is not None and self._exchanges.is_covered
 
     async def run(self) -> None:
         """Follow the home region until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
+            self._update_reporting()
             group.create_task(self._tick_forever(), name="follower ticks")
-            pause = PAUSE_S[0]
             while True:
-                if not self._needs_stream:
-                    pause = PAUSE_S[0]
-                else:
-                    is_useful = await self._open(group)
-                    pause = PAUSE_S[0] if is_useful else min(2 * pause, PAUSE_S[1])
-                await asyncio.sleep(REFUSED_PAUSE_S if self._is_refused else pause)
+                covered = self._exchanges.is_covered
+                if self._streams.needs_another(has_partitions=bool(self._served), is_covered=covered):
+                    await self._open(group)
+                await asyncio.sleep(self._streams.pause)
 
-    @property
-    def _needs_stream(self) -> bool:
-        if not self._served or len(self._streams) >= MAX_STREAMS:
-            return False
-        return not self.is_following
-
-    async def _open(self, group: asyncio.TaskGroup) -> bool:
-        """Open a stream and wait until its process is known. Return whether it is of use."""
-        self._is_refused = False
+    async def _open(self, group: asyncio.TaskGroup) -> None:
+        """Open a stream and wait until its process is known."""
         stream = self._open_stream(self)
-        self._streams[stream] = None
+        self._streams.on_opened(stream)
         group.create_task(self._run(stream), name="home stream")
         try:
             async with asyncio.timeout(SETTLE_TIMEOUT_S):
                 await stream.settled.wait()
         except TimeoutError:
             stream.leave("the home has not named its partitions")
-        return stream.is_up and (self._exchanges.partitions_of(stream) > 0 or len(self._streams) == 1)
+        self._streams.on_settled(stream, self._exchanges.partitions_of(stream))
 
     async def _run(self, stream: HomeStream) -> None:
         try:
             await stream.run()
         finally:
-            del self._streams[stream]
-        if not self._source:
+            self._streams.on_ended(stream)
+        if not self._streams.source:
             self._log_problem(stream.end_reason or "the stream was cut")
 
     def _log_problem(self, problem: str) -> None:
@@ -125,7 +108,7 @@ class RegionFollower:
     # Events of streams.
 
     def on_up(self, stream: HomeStream) -> None:
-        if any(each.is_up and each.instance_id == stream.instance_id for each in self._streams if each is not stream):
+        if self._streams.is_duplicate(stream):
             stream.leave("another stream reaches the same process")
             stream.settled.set()
             return
@@ -135,27 +118,33 @@ class RegionFollower:
         self._exchanges.update()
 
     def on_catalog(self, stream: HomeStream) -> None:
-        if self._source is None:
+        if self._streams.source is None:
             self._choose_source()
-        elif self._source is stream:
-            self._writer.follow(stream.receiver.catalog)
+        elif self._streams.source is stream:
+            self._writer.follow(stream.catalog)
 
     def on_share(self, stream: HomeStream, share: pb.Share) -> None:
         self._exchanges.on_share(stream, share)
 
+    def on_share_rules(self, stream: HomeStream, rules: pb.ShareRules) -> None:
+        self._exchanges.on_rules(rules)
+
     def on_usage_confirmed(self, stream: HomeStream, number: int) -> None:
-        if stream is self._source and self._reporter:
+        if stream is self._streams.source and self._reporter:
             self._reporter.on_confirmed(number)
+
+    def on_usage_refused(self, stream: HomeStream, refused: pb.UsageRefused) -> None:
+        if stream is self._streams.source and self._reporter:
+            self._reporter.on_refused(refused.number, refused.field)
 
     def on_down(self, stream: HomeStream) -> None:
         self._exchanges.remove(stream)
-        if stream is self._source:
-            self._stop_reporting()
-            self._source = None
+        if self._streams.on_down(stream, self._clock()):
+            if self._reporter:
+                self._reporter.on_stream_lost()
             self._writer.follow(None)
             self._choose_source()
-            if self._source is None:
-                self._unfollowed_since = self._clock()
+            if self._streams.source is None:
                 self._log_problem(stream.end_reason)
 
     def on_store_event(self, event: StoreEvent) -> None:
@@ -164,38 +153,30 @@ class RegionFollower:
         self._writer.step()
         self._update_reporting()
 
-    # The source of the catalog.
-
     def _choose_source(self) -> None:
-        for stream in self._streams:
-            catalog = stream.receiver.catalog
-            if not stream.is_up or catalog is None:
-                continue
-            if not self._writer.accepts(catalog):
-                self._is_refused = True
-                stream.leave("CATALOG_DIFFERS")
-                continue
-            self._source, self._unfollowed_since, self._problem = stream, None, ""
-            log.info("home_followed", home=self._writer.home, peer=stream.instance_id)
-            self._writer.follow(catalog)
-            self._update_reporting()
-            return
+        for each in self._streams.choose_source(self._writer.accepts):
+            each.leave("CATALOG_DIFFERS")
+        if source := self._streams.source:
+            self._problem = ""
+            log.info("home_followed", home=self._writer.home, peer=source.instance_id)
+            self._writer.follow(source.catalog)
 
     # Reports of usage.
 
     def _update_reporting(self) -> None:
-        """Report on the stream of the catalog while this process owns the partition whose owner reports."""
-        if self._source is None or WRITER_PARTITION not in self._served:
-            self._stop_reporting()
+        """Report while this process owns the partition whose owner reports."""
+        if WRITER_PARTITION not in self._served:
+            if self._reporting:
+                self._reporting.cancel()
+            self._reporting = self._reporter = None
         elif self._reporting is None and self._group:
-            source = self._source
-            self._reporter = self._new_reporter(lambda report: _send(source, report))
+            self._reporter = self._new_reporter(self._send_report)
             self._reporting = self._group.create_task(self._reporter.run(), name="usage reporter")
 
-    def _stop_reporting(self) -> None:
-        if self._reporting:
-            self._reporting.cancel()
-        self._reporting = self._reporter = None
+    def _send_report(self, report: UsageReport) -> bool:
+        """Send a report on the stream of the catalog. Return False if there is none."""
+        source = self._streams.source
+        return source is not None and source.send(frames.usage(report))
 
     async def _tick_forever(self) -> None:
         while True:
@@ -203,7 +184,3 @@ class RegionFollower:
             self._exchanges.tick(self._clock())
             self._writer.step()
             await self._writer.delete_tenants()
-
-
-def _send(stream: HomeStream, report: UsageReport) -> None:
-    stream.send(frames.usage(report))

@@ -5,12 +5,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from penstock.auth.regions.catalog.catalog import CatalogReceiver
+from penstock.auth.regions.catalog.catalog import Catalog, CatalogReceiver
 from penstock.chassis.errors import InvalidArgument, PenstockError
 from penstock.chassis.security.channels import Dialer
 from penstock.chassis.streams.endpoint import FrameOutOfRange
 from penstock.chassis.streams.link import Link
-from penstock.mesh.v1.region_quota_pb2 import FollowRequest, FollowResponse, RegionJoin, Share
+from penstock.mesh.v1.region_quota_pb2 import (
+    FollowRequest,
+    FollowResponse,
+    RegionJoin,
+    Share,
+    ShareRules,
+    UsageRefused,
+)
 from penstock.mesh.v1.region_quota_pb2_grpc import RegionQuotaServiceStub
 from penstock.v1.stream_pb2 import Hello
 
@@ -28,7 +35,11 @@ class StreamListener(Protocol):
 
     def on_share(self, stream: "HomeStream", share: Share) -> None: ...
 
+    def on_share_rules(self, stream: "HomeStream", rules: ShareRules) -> None: ...
+
     def on_usage_confirmed(self, stream: "HomeStream", number: int) -> None: ...
+
+    def on_usage_refused(self, stream: "HomeStream", refused: UsageRefused) -> None: ...
 
     def on_down(self, stream: "HomeStream") -> None: ...
 
@@ -57,6 +68,11 @@ class HomeStream:
     # Set once the partitions of the process are known, or the stream has ended.
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     _link: Link[FollowRequest, FollowResponse] | None = None
+
+    @property
+    def catalog(self) -> Catalog | None:
+        """The catalog of the stream; None before it is whole."""
+        return self.receiver.catalog
 
     @property
     def is_up(self) -> bool:
@@ -126,8 +142,12 @@ class HomeStream:
                     self.listener.on_catalog(self)
             case "share":
                 self.listener.on_share(self, frame.share)
+            case "share_rules":
+                self.listener.on_share_rules(self, frame.share_rules)
             case "usage_confirmed":
                 self.listener.on_usage_confirmed(self, frame.usage_confirmed.number)
+            case "usage_refused":
+                self.listener.on_usage_refused(self, frame.usage_refused)
 
 
 StreamFactory = Callable[[StreamListener], HomeStream]
