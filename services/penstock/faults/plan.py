@@ -223,11 +223,31 @@ NO_OVERRIDES = PlanOverrides()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedChange:
+    """A change that an operator makes at the home region, and repeats until it is made."""
+
+    at: float  # s from the first request
+    tenant: int  # number
+    factor: float | None  # of all limits of the tenant, as they were planned; None: its key is revoked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedHome:
+    """The region that keeps the tenants of all, whose limits the others share."""
+
+    region: str
+    changes: tuple[PlannedChange, ...] = ()
+    # By region: s by which the clock of its database is ahead of the world's; None: a disk of one process.
+    databases: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedBorder:
     """The link between the regions of a world."""
 
     trip_s: float  # s from one region to another, one way
     must_spill: bool = False  # the first region is overloaded without a fault, so that requests must leave it
+    home: PlannedHome | None = None  # None: each region has tenants of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
