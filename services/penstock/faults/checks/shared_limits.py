@@ -38,19 +38,25 @@ class ShareWatch:
             text = f"{row.region} has stored {held} of {key[1]}, for which its home counts {bound}"
             self.violations.append(Violation("share", text))
 
-    def check_spent(self, key: ScopeKey, own: Share, others: Mapping[str, Share]) -> None:
-        """Check what the processes of all regions enforce at one moment. `own`: share of the home region."""
-        total = [own[part] + sum(each[part] for each in others.values()) for part in (0, 1)]
-        if max(total) > FULL:
-            text = f"regions enforce {own} at home and {dict(others)} of {key}"
-            self.violations.append(Violation("share", text))
+    @property
+    def scopes(self) -> set[ScopeKey]:
+        """The scopes of which a share has moved."""
+        return {key for _, key in (*self.bounds, *self.held)}
 
-    def unequal(self) -> Iterator[Violation]:
-        """Yield shares that were lost or are on their way: the home region counts another one than is held."""
-        for region, key in self.bounds | self.held:
-            held, bound = self.held.get((region, key), FLOOR), self.bounds.get((region, key), FLOOR)
-            if held != bound:
-                yield Violation("share", f"{region} holds {held} of {key}, and its home counts {bound}")
+    def check_enforced(self, key: ScopeKey, enforced: Mapping[str, Share]) -> None:
+        """Check what the processes of all regions enforce at one moment: at most the whole."""
+        if max(_total(enforced)) > FULL:
+            self.violations.append(Violation("share", f"regions enforce {dict(enforced)} of {key}"))
+
+
+def check_whole(key: ScopeKey, enforced: Mapping[str, Share]) -> Iterator[Violation]:
+    """Check at rest that no share was lost, and that none is on its way."""
+    if set(_total(enforced)) != {FULL}:
+        yield Violation("share", f"of {key}, regions enforce {dict(enforced)} at rest, which is not the whole")
+
+
+def _total(shares: Mapping[str, Share]) -> tuple[int, int]:
+    return sum(each.rates for each in shares.values()), sum(each.budgets for each in shares.values())
 
 
 class Admission(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.auth.admin.messages import tenant_message
 from penstock.auth.authorizer import Authorizer
+from penstock.auth.identity.keys import Key
 from penstock.auth.regions.share import ScopeKey, Share
 from penstock.auth.store.sqlite import sql
 from penstock.auth.store.store import Change, PutShare, Reserved
@@ -21,6 +22,7 @@ from penstock.faults.checks.shared_limits import (
     LimitWatch,
     ShareWatch,
     check_revoked,
+    check_whole,
 )
 from penstock.faults.plan import PlannedBorder, PlannedChange, PlannedHome, PlannedTenant, WorldPlan
 from penstock.faults.regions.disks import RegionDisks
@@ -110,7 +112,8 @@ class HomeRun:
         if isinstance(change, PutShare):
             row = change.row
             self.shares.on_commit(row, is_home=region == self.home.region)
-            self._check_spent((row.tenant_id, row.scope))
+            key = row.tenant_id, row.scope
+            self.shares.check_enforced(key, self._enforced(key))
 
     def _world_time(self, region: str, unix_s: float) -> float:
         """Return the time of the world at which auth of a region reads a time; with replicas, nearly."""
@@ -120,13 +123,11 @@ class HomeRun:
         clock = self.tiers.network.world.clocks[f"{region}-auth0"]
         return (unix_s - EPOCH_UNIX_S - clock.offset_s) / clock.rate
 
-    def _check_spent(self, key: ScopeKey) -> None:
-        """Check the shares that processes enforce now. One that does not run spends nothing."""
-        enforced = {region: self._enforced(region, key) for region in self.disks.by_region}
-        own = enforced.pop(self.home.region)
-        self.shares.check_spent(key, own, enforced)
+    def _enforced(self, key: ScopeKey) -> dict[str, Share]:
+        """Return the shares that the regions enforce now. One whose process does not run spends nothing."""
+        return {region: self._enforced_by(region, key) for region in self.disks.by_region}
 
-    def _enforced(self, region: str, key: ScopeKey) -> Share:
+    def _enforced_by(self, region: str, key: ScopeKey) -> Share:
         for process in self._auths(region):
             authorizer = self._authorizer(process)
             if authorizer and self._is_owner(region, process, key[0]) and authorizer.served.has_tenant(key[0]):
@@ -159,9 +160,8 @@ class HomeRun:
         for change in self.home.changes:
             if change not in self.changed_at:
                 yield Violation("operator", f"{change} was not made")
-        yield from self.shares.unequal()
-        for key in {key for _, key in self.shares.bounds}:
-            self._check_spent(key)
+        for key in sorted(self.shares.scopes):
+            yield from check_whole(key, self._enforced(key))
         yield from self._unfollowed()
         for region, disk in self.disks.by_region.items():
             if isinstance(disk, SharedDatabase):
@@ -186,10 +186,10 @@ class HomeRun:
 
     def _unequal_catalog(self, region: str) -> Iterator[Violation]:
         own, home = (sql.read(self.disks.by_region[each].connection) for each in (region, self.home.region))
-        if {each.tenant_id: each for each in own.tenants} != {each.tenant_id: each for each in home.tenants}:
-            yield Violation("catalog", f"{region} has the tenants {own.tenants}, its home {home.tenants}")
-        if {each.key_id: each for each in own.keys} != {each.key_id: each for each in home.keys}:
-            yield Violation("catalog", f"{region} has the keys {own.keys}, its home {home.keys}")
+        if unequal := set(own.tenants) ^ set(home.tenants):
+            yield Violation("catalog", f"{region} and its home differ in {unequal}")
+        if unequal_keys := set(map(_stated, own.keys)) ^ set(map(_stated, home.keys)):
+            yield Violation("catalog", f"{region} and its home differ in {unequal_keys}")
 
     def _unequal_totals(self, region: str) -> Iterator[Violation]:
         own, home = (self._query(each, TOTALS_OF_REGION, region) for each in (region, self.home.region))
@@ -230,6 +230,11 @@ def region_disks(plan: WorldPlan, border: PlannedBorder, world: World) -> Region
     }
     changes = list(catalog(plan.tenants))
     return RegionDisks(disks, dict.fromkeys([home.region] if home else names, changes))
+
+
+def _stated(key: Key) -> Key:
+    """Return a key as messages state it, with times in µs."""
+    return replace(key, revoked_at=None if key.revoked_at is None else round(key.revoked_at, 5))
 
 
 def _scaled(tenant: PlannedTenant, factor: float) -> PlannedTenant:
