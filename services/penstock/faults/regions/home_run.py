@@ -36,6 +36,7 @@ from penstock.faults.world.world import World
 from penstock.mesh.partitions import partition_of
 from penstock.v1 import admin_pb2 as pb
 
+WATCH_INTERVAL_S = 0.02  # s between two checks of what processes enforce; less than a frame to another region takes
 OPERATOR_PATIENCE_S = 1.0  # s after which the operator repeats a change
 # s after the last fault, and after a revocation, in which a region may not know of it: until it follows its home again.
 REVOCATION_S = 4.0
@@ -74,8 +75,9 @@ class HomeRun:
     # The operator.
 
     def start(self) -> None:
-        """Schedule the changes, as the load begins."""
+        """Schedule the changes, as the load begins, and watch what processes enforce from then on."""
         world = self.tiers.network.world
+        self._watch()
         for each in self.home.changes:
             world.schedule(world.now + each.at, self._change, each)
 
@@ -110,10 +112,7 @@ class HomeRun:
         at = self._world_time(region, change.reservation.reserved_at) if isinstance(change, Reserved) else 0.0
         self.limits.on_commit(region, change, at)
         if isinstance(change, PutShare):
-            row = change.row
-            self.shares.on_commit(row, is_home=region == self.home.region)
-            key = row.tenant_id, row.scope
-            self.shares.check_enforced(key, self._enforced(key))
+            self.shares.on_commit(change.row, is_home=region == self.home.region)
 
     def _world_time(self, region: str, unix_s: float) -> float:
         """Return the time of the world at which auth of a region reads a time; with replicas, nearly."""
@@ -122,6 +121,12 @@ class HomeRun:
             return unix_s - disk.unix_time() + disk.world.now
         clock = self.tiers.network.world.clocks[f"{region}-auth0"]
         return (unix_s - EPOCH_UNIX_S - clock.offset_s) / clock.rate
+
+    def _watch(self) -> None:
+        world = self.tiers.network.world
+        for key in self.shares.scopes:
+            self.shares.check_enforced(key, self._enforced(key))
+        world.schedule(world.now + WATCH_INTERVAL_S, self._watch)
 
     def _enforced(self, key: ScopeKey) -> dict[str, Share]:
         """Return the shares that the regions enforce now. One whose process does not run spends nothing."""
