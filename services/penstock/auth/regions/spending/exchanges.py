@@ -139,5 +139,5 @@ class ShareExchanges:
         for share in list(self._unwritten.values()):
             self._write_again(share)
         for demand in self._authorizer.pop_demands(now):
-            if stream := self._present.get(partition_of(demand.tenant_id)):  # type: ignore[assignment]
+            if stream := self._present.get(partition_of(demand.tenant_id)):
                 stream.send(frames.demand(demand))
