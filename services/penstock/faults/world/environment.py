@@ -41,6 +41,7 @@ JOB_LEASE_S = 9.0  # s, instead of 30: a file of a world is divided within milli
 
 # Modules that use the `random` module, whose state all threads of a process share.
 MODULES_WITH_RANDOM = (
+    "penstock.auth.regions.spending.follower",
     "penstock.chassis.streams.link",
     "penstock.client.response",
     "penstock.client.client",

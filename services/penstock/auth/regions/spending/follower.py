@@ -1,6 +1,7 @@
 """The follower: keeps streams to the home region, so that each own partition talks to its owner there."""
 
 import asyncio
+import random
 from collections.abc import Callable
 
 import structlog
@@ -79,15 +80,23 @@ class RegionFollower:
         """Follow the home region until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            group.create_task(self._tick_forever(), name="follower ticks")
-            pause = PAUSE_S[0]
-            while True:
-                if not self._needs_stream:
-                    pause = PAUSE_S[0]
-                else:
-                    is_useful = await self._open(group)
-                    pause = PAUSE_S[0] if is_useful else min(2 * pause, PAUSE_S[1])
-                await asyncio.sleep(REFUSED_PAUSE_S if self._is_refused else pause)
+            try:
+                await self._follow(group)
+            finally:
+                self._group = None  # a stream that ends with the group must not begin a task in it
+
+    async def _follow(self, group: asyncio.TaskGroup) -> None:
+        group.create_task(self._tick_forever(), name="follower ticks")
+        pause = PAUSE_S[0]
+        while True:
+            if not self._needs_stream:
+                pause = PAUSE_S[0]
+            else:
+                is_useful = await self._open(group)
+                pause = PAUSE_S[0] if is_useful else min(2 * pause, PAUSE_S[1])
+            # Spread: a proxy that leads streams to processes in turn leads two followers in step to the same ones.
+            spread = random.uniform(0.5, 1.0)  # noqa: S311
+            await asyncio.sleep(spread * (REFUSED_PAUSE_S if self._is_refused else pause))
 
     @property
     def _needs_stream(self) -> bool:
