@@ -48,7 +48,7 @@ def full_databases(plan, rng):
     """Two replicas of each region lose their partitions, because their database is full, and take them again."""
     planned = shared_limits(plan, rng)
     shapes = [replace(each, auths=2) for each in planned.shape.regions]
-    home = replace(planned.border.home, databases=(0.0,) * len(shapes))
+    home = replace(planned.border.home, databases=(True,) * len(shapes))
     fault = PlannedFault(
         kind=FaultKind.DISK_FULL,
         duration_s=rng.uniform(3.2, 4.5),

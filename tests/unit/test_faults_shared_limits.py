@@ -40,7 +40,7 @@ def test_one_region_is_home_and_the_others_follow_it():
 def test_seeds_have_replicas_disks_changes_and_faults_of_auth_and_links():
     found = plans(200)
     assert {each.auths for plan in found for each in plan.shape.regions} == {1, 2}
-    assert {each is None for plan in found for each in plan.border.home.databases} == {True, False}
+    assert {each for plan in found for each in plan.border.home.databases} == {True, False}
     changes = [each for plan in found for each in plan.border.home.changes]
     assert {each.factor for each in changes} == {None, 0.5, 2.0}
     assert all(0.0 <= each.at <= SPEND_PERIOD_S for each in changes)

@@ -79,11 +79,13 @@ class PlannedTenant:
     concurrent_requests: int = 0
     tokens_per_minute: int = 0
     tokens_per_month: int = 0
+    tokens_per_day: int = 0
     allowed_regions: tuple[str, ...] = ()  # empty: all
 
     @property
     def is_limited(self) -> bool:
-        return bool(self.concurrent_requests or self.tokens_per_minute or self.tokens_per_month)
+        budgets = self.tokens_per_month or self.tokens_per_day
+        return bool(self.concurrent_requests or self.tokens_per_minute or budgets)
 
 
 DEFAULT_TENANTS = (PlannedTenant(tenant_id="default"),)
@@ -237,8 +239,8 @@ class PlannedHome:
 
     region: str
     changes: tuple[PlannedChange, ...] = ()
-    # By region: s by which the clock of its database is ahead of the world's; None: a disk of one process.
-    databases: tuple[float | None, ...] = ()
+    offsets_s: tuple[float, ...] = ()  # by region: s by which the clock of its auth is ahead of the world's
+    databases: tuple[bool, ...] = ()  # by region: whether processes of auth share a database, whose clock they follow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,11 @@
 """Checks of regions that share limits: shares, what all regions admit together, revocations. Pure."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from penstock.auth.quota.budget_period import DAY_S
 from penstock.auth.regions.share import FLOOR, FULL, ScopeKey, Share, ShareRow
 from penstock.auth.store.store import Change, Charged, Reserved
 from penstock.faults.checks.checker import LOST_OUTCOME, Violation
@@ -66,6 +67,7 @@ class Admission(NamedTuple):
     region: str
     reservation_id: str
     reserved: int  # tokens
+    day: int  # by the clock of the region
 
 
 @dataclass(eq=False)
@@ -86,7 +88,8 @@ class LimitWatch:
             case Reserved(reservation, _, None):
                 request = reservation.request
                 tokens = request.prompt_tokens + request.max_output_tokens
-                admission = Admission(at, region, reservation.reservation_id, tokens)
+                day = int(reservation.reserved_at // DAY_S)
+                admission = Admission(at, region, reservation.reservation_id, tokens, day)
                 self.admissions[request.tenant_id].append(admission)
                 self._live[request.tenant_id].add(reservation.reservation_id)
                 self._check_concurrent(request.tenant_id)
@@ -109,12 +112,19 @@ class LimitWatch:
         """Check limits per minute and budgets at the end. All worlds are within one month."""
         for tenant in self.most.values():
             found = sorted(self.admissions[tenant.tenant_id])
-            charged = sum(self.charged.get(each.reservation_id, 0) for each in found)
-            if tenant.tokens_per_month and charged > tenant.tokens_per_month + self.regions:
-                text = f"was charged {charged} tokens in all regions, of {tenant.tokens_per_month} in the month"
-                yield Violation("limit", f"{tenant.tenant_id} {text}")
+            by_day: Counter[int] = Counter()
+            for each in found:
+                by_day[each.day] += self.charged.get(each.reservation_id, 0)
+            yield from self._check_budget(tenant.tenant_id, "month", by_day.total(), tenant.tokens_per_month)
+            for charged in by_day.values():
+                yield from self._check_budget(tenant.tenant_id, "day", charged, tenant.tokens_per_day)
             if tenant.tokens_per_minute:
                 yield from self._check_windows(tenant, found)
+
+    def _check_budget(self, tenant_id: str, period: str, charged: int, budget: int) -> Iterator[Violation]:
+        if budget and charged > budget + self.regions:
+            text = f"was charged {charged} tokens in all regions, of {budget} in the {period}"
+            yield Violation("limit", f"{tenant_id} {text}")
 
     def _check_windows(self, tenant: PlannedTenant, found: list[Admission]) -> Iterator[Violation]:
         """Check each window between two requests: all regions together admit what one bucket would.

@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+from penstock.auth.quota.budget_period import DAY_S
 from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, Failpoint
 from penstock.faults.plan import (
     FAULT_DURATIONS_S,
@@ -16,7 +17,7 @@ from penstock.faults.plan import (
     WorldPlan,
 )
 from penstock.faults.regions.plans import ADDED_DELAY_S, REGION_FAULT_DURATIONS_S, linked
-from penstock.faults.world.host_clock import MAX_OFFSET_S
+from penstock.faults.world.host_clock import EPOCH_UNIX_S, MAX_OFFSET_S
 from penstock.faults.world.tiers import MeshShape
 
 AUTH_DOOR_PORT = 98  # from the first port of a region; its region door for auth of other regions
@@ -28,7 +29,11 @@ BURST_S = 0.05
 OUTPUT_TOKENS = (1, 6)
 CANCEL_SHARE = 0.1
 TOKENS_PER_MINUTE = (200, 800)  # range; half of it is above each request
-TOKENS_PER_MONTH = (120, 400)
+BUDGET_TOKENS = (200, 500)  # range; half of it is above each request
+MIDNIGHT_SHARE = 0.3  # share of worlds in which a day ends
+# s by which clocks differ from each other's mean then. Budgets of a day hold if clocks differ by less than 60 s.
+MIDNIGHT_SKEW_S = 20.0
+DAY_ENDS_AFTER_S = DAY_S - EPOCH_UNIX_S % DAY_S  # s of the world
 DATABASE_SHARE = 0.4  # share of regions in which one or two replicas of auth share a database
 MAX_CHANGES = 2
 MAX_HOME_FAULTS = 3
@@ -69,10 +74,12 @@ def with_shared_limits(plan: WorldPlan, rng: random.Random) -> WorldPlan:
     home = rng.choice(names)
     tenants = (*plan.tenants, *_limited_tenants(rng))
     limited = range(len(plan.tenants), len(tenants))
-    databases = tuple(
-        rng.uniform(-MAX_OFFSET_S, MAX_OFFSET_S) if rng.random() < DATABASE_SHARE else None for _ in names
+    planned = PlannedHome(
+        region=home,
+        changes=_random_changes(rng, limited),
+        offsets_s=_random_offsets(rng, len(names)),
+        databases=tuple(rng.random() < DATABASE_SHARE for _ in names),
     )
-    planned = PlannedHome(region=home, changes=_random_changes(rng, limited), databases=databases)
     return replace(
         plan,
         shape=_shapes(plan.shape, rng, planned),
@@ -89,20 +96,35 @@ def _shapes(shape: MeshShape, rng: random.Random, home: PlannedHome) -> MeshShap
     door = next(auth_door_of(each) for each in shape.regions if each.region == home.region)
     shapes = []
     for each, database in zip(shape.regions, home.databases, strict=True):
-        auths = 1 if database is None else rng.choice((1, 2))
+        auths = rng.choice((1, 2)) if database else 1
         is_home = each.region == home.region
         roles = {"spending_regions": others} if is_home else {"home_door": door}
         shapes.append(replace(each, auths=auths, home=home.region, **roles))
     return linked(shapes)
 
 
+def _random_offsets(rng: random.Random, regions: int) -> tuple[float, ...]:
+    """Return clocks that differ, in some worlds less, because a day ends there."""
+    if rng.random() >= MIDNIGHT_SHARE:
+        return tuple(rng.uniform(-MAX_OFFSET_S, MAX_OFFSET_S) for _ in range(regions))
+    middle = DAY_ENDS_AFTER_S - rng.uniform(0.0, 2 * SPEND_PERIOD_S)
+    return tuple(middle + rng.uniform(-MIDNIGHT_SKEW_S, MIDNIGHT_SKEW_S) for _ in range(regions))
+
+
 def _limited_tenants(rng: random.Random) -> list[PlannedTenant]:
     tenants = [
         PlannedTenant(tenant_id="hooli", tokens_per_minute=rng.randint(*TOKENS_PER_MINUTE)),
         PlannedTenant(tenant_id="initech", concurrent_requests=rng.choice((1, 2, 4))),
-        PlannedTenant(tenant_id="umbrella", tokens_per_month=rng.randint(*TOKENS_PER_MONTH)),
+        _with_budget(rng),
     ]
     return sorted(rng.sample(tenants, 2), key=lambda each: each.tenant_id)
+
+
+def _with_budget(rng: random.Random) -> PlannedTenant:
+    amount = rng.randint(*BUDGET_TOKENS)
+    if rng.random() < 0.5:
+        return PlannedTenant(tenant_id="umbrella", tokens_per_day=amount)
+    return PlannedTenant(tenant_id="umbrella", tokens_per_month=amount)
 
 
 def _random_changes(rng: random.Random, tenants: Sequence[int]) -> tuple[PlannedChange, ...]:

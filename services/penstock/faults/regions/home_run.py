@@ -226,20 +226,25 @@ class HomeRun:
 def region_disks(plan: WorldPlan, border: PlannedBorder, world: World) -> RegionDisks:
     """Return the stores of a world. The home region alone has tenants and keys; without one, each region has them."""
     home, names = border.home, [each.region for each in plan.shape.regions]
-    offsets = dict(zip(names, home.databases, strict=True)) if home else dict.fromkeys(names)
-    disks = {
-        name: Disk(f"{plan.seed} {name}")
-        if offset is None
-        else SharedDatabase(world, f"{plan.seed} {name}", offset_s=offset)
-        for name, offset in offsets.items()
-    }
+    disks: dict[str, Disk] = {}
+    for number, name in enumerate(names):
+        seed = f"{plan.seed} {name}"
+        is_shared = bool(home and home.databases[number])
+        disks[name] = SharedDatabase(world, seed, offset_s=home.offsets_s[number]) if home and is_shared else Disk(seed)
     changes = list(catalog(plan.tenants))
     return RegionDisks(disks, dict.fromkeys([home.region] if home else names, changes))
 
 
+def set_clocks(plan: WorldPlan, home: PlannedHome, world: World) -> None:
+    """Set the clock of the host of each auth that has a disk. Others follow their database."""
+    for shape, offset_s in zip(plan.shape.regions, home.offsets_s, strict=True):
+        [name, *_] = shape.names("auth")
+        world.clocks[name] = replace(world.clocks[name], offset_s=offset_s)
+
+
 def _stated(key: Key) -> Key:
-    """Return a key as messages state it, with times in µs."""
-    return replace(key, revoked_at=None if key.revoked_at is None else round(key.revoked_at, 5))
+    """Return a key without the time of its revocation, which messages round."""
+    return replace(key, revoked_at=None if key.revoked_at is None else 0.0)
 
 
 def _scaled(tenant: PlannedTenant, factor: float) -> PlannedTenant:
@@ -248,6 +253,7 @@ def _scaled(tenant: PlannedTenant, factor: float) -> PlannedTenant:
         concurrent_requests=_limit(tenant.concurrent_requests, factor),
         tokens_per_minute=_limit(tenant.tokens_per_minute, factor),
         tokens_per_month=_limit(tenant.tokens_per_month, factor),
+        tokens_per_day=_limit(tenant.tokens_per_day, factor),
     )
 
 

@@ -37,7 +37,7 @@ from penstock.faults.plan import FaultKind, PlannedBorder, PlannedRequest, World
 from penstock.faults.regions.border import BorderFrame, BorderNetwork
 from penstock.faults.regions.disks import RegionDisks
 from penstock.faults.regions.home_plans import auth_door_of
-from penstock.faults.regions.home_run import HomeRun, region_disks
+from penstock.faults.regions.home_run import HomeRun, region_disks, set_clocks
 from penstock.faults.regions.nemesis import RegionNemesis
 from penstock.faults.regions.plans import addresses_of_edges, door_of
 from penstock.faults.result import WorldResult
@@ -92,6 +92,8 @@ class RegionContext:
         self.world = World(seed, max_callbacks=MAX_CALLBACKS)
         if plan.has_own_clocks:
             self.world.clocks.update(plan.shape.random_clocks(random.Random(f"{seed} hosts")))
+        if self.border.home:
+            set_clocks(plan, self.border.home, self.world)
         doors = {door_of(each): each.addresses("edge") for each in plan.shape.regions}
         doors |= {auth_door_of(each): each.addresses("auth") for each in plan.shape.regions}
         self.network = BorderNetwork(

@@ -38,7 +38,8 @@ def tenant_of(planned: PlannedTenant) -> Tenant:
 
 
 def _policy(tenant: PlannedTenant) -> Policy:
-    if not (tenant.tokens_per_month or tenant.allowed_regions):
+    amounts = {BudgetPeriod.DAY: tenant.tokens_per_day, BudgetPeriod.MONTH: tenant.tokens_per_month}
+    budgets = tuple(Budget(period, BudgetUnit.TOKENS, amount) for period, amount in amounts.items() if amount)
+    if not (budgets or tenant.allowed_regions):
         return NO_POLICY
-    month = Budget(BudgetPeriod.MONTH, BudgetUnit.TOKENS, tenant.tokens_per_month)
-    return Policy(budgets=(month,) if tenant.tokens_per_month else (), allowed_regions=tenant.allowed_regions)
+    return Policy(budgets=budgets, allowed_regions=tenant.allowed_regions)
