@@ -26,8 +26,8 @@ LIKELY_SEEDS = {
     "a_draining_edge_gives_back_a_line_that_it_has_charged": 5,
     "an_unanswered_offer_is_not_cancelled": 5,
     "a_lost_guest_is_not_continued_at_home": 1,
-    "a_lowering_is_confirmed_before_it_is_stored": 7,
-    "a_share_is_stored_after_its_partition_has_moved": 12,
+    "a_lowering_is_confirmed_before_it_is_stored": 23,
+    "a_share_is_stored_after_its_partition_has_moved": 3,
 }
 SEEDS_WITHOUT_MUTATION = 6
 
