@@ -5,6 +5,7 @@ import time
 from unittest.mock import patch
 
 from batch_mutants import BATCH_MUTANTS
+from home_mutants import HOME_MUTANTS
 from mutant_registry import (
     ADMIT,
     DISPATCH,
@@ -61,7 +62,7 @@ from penstock.worker.scheduler_session.client import SchedulerClient
 from region_mutants import REGION_MUTANTS
 from response_mutants import RESPONSE_MUTANTS
 
-__all__ = ["BATCH_MUTANTS", "MUTANTS", "PARTITION_MUTANTS", "REGION_MUTANTS", "RESPONSE_MUTANTS"]
+__all__ = ["BATCH_MUTANTS", "HOME_MUTANTS", "MUTANTS", "PARTITION_MUTANTS", "REGION_MUTANTS", "RESPONSE_MUTANTS"]
 
 # Clocks.
 

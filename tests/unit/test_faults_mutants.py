@@ -2,7 +2,7 @@
 
 import pytest
 
-from faults_mutants import MUTANTS, PARTITION_MUTANTS, REGION_MUTANTS, RESPONSE_MUTANTS
+from faults_mutants import HOME_MUTANTS, MUTANTS, PARTITION_MUTANTS, REGION_MUTANTS, RESPONSE_MUTANTS
 from penstock.faults.run import run_plan
 
 pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
@@ -26,6 +26,8 @@ LIKELY_SEEDS = {
     "a_draining_edge_gives_back_a_line_that_it_has_charged": 5,
     "an_unanswered_offer_is_not_cancelled": 5,
     "a_lost_guest_is_not_continued_at_home": 1,
+    "a_lowering_is_confirmed_before_it_is_stored": 23,
+    "a_share_is_stored_after_its_partition_has_moved": 3,
 }
 SEEDS_WITHOUT_MUTATION = 6
 
@@ -43,7 +45,12 @@ def test_a_mutant_is_found_and_replays_exactly(name):
     assert run_plan(mutant.plan(seed)).violations == ()
 
 
-@pytest.mark.parametrize("name", [each.__name__ for each in (*PARTITION_MUTANTS, *RESPONSE_MUTANTS, *REGION_MUTANTS)])
+# Several mutants of shared limits have the same worlds.
+HOME_WORLDS = {MUTANTS[each.__name__].mutate_plan: each for each in HOME_MUTANTS}
+MUTANTS_WITH_WORLDS = (*PARTITION_MUTANTS, *RESPONSE_MUTANTS, *REGION_MUTANTS, *HOME_WORLDS.values())
+
+
+@pytest.mark.parametrize("name", [each.__name__ for each in MUTANTS_WITH_WORLDS])
 def test_the_worlds_of_a_mutant_pass_without_its_mutation(name):
     mutant = MUTANTS[name]
     for seed in range(SEEDS_WITHOUT_MUTATION):

@@ -5,6 +5,7 @@ import pytest
 from penstock.faults.batch_plans import BATCH_FAILPOINTS
 from penstock.faults.failpoints import PARTITION_FAILPOINTS
 from penstock.faults.plan import PlanOverrides
+from penstock.faults.regions.home_plans import FOLLOW_FAILPOINTS
 from penstock.faults.regions.plans import COMMON_BORDER_FAILPOINTS
 from penstock.faults.response_plans import RESPONSE_FAILPOINTS
 from penstock.faults.sweep import SweepSummary, run_seeds
@@ -19,7 +20,7 @@ LONG_SEEDS = seeds_of_this_commit(80)  # likewise, with `--longest-freeze 40`; t
 REPLICA_SEEDS = seeds_of_this_commit(400)  # likewise, with `--auth-replicas`
 RESPONSE_SEEDS = seeds_of_this_commit(400)  # likewise, with `--responses`
 BATCH_SEEDS = seeds_of_this_commit(48)  # likewise, with `--batches`
-REGION_SEEDS = seeds_of_this_commit(200)  # likewise, with `--regions`
+REGION_SEEDS = seeds_of_this_commit(120)  # likewise, with `--regions`
 
 
 def test_no_seed_violates_a_guarantee():
@@ -84,5 +85,5 @@ def test_no_seed_violates_a_guarantee_with_several_regions():
         assert len(outcome.plan.shape.regions) in (2, 3)
         tally.add(outcome)
     assert {outcome.plan.seed: outcome.violations for outcome in tally.failed_worlds} == {}
-    assert set(COMMON_BORDER_FAILPOINTS) <= tally.frames_by_failpoint.keys()
+    assert {*COMMON_BORDER_FAILPOINTS, *FOLLOW_FAILPOINTS} <= tally.frames_by_failpoint.keys()
     assert {"region_kill", "cut", "slow_link"} <= tally.faults_by_kind.keys()

@@ -23,6 +23,7 @@ from penstock.faults.plan import (
     WorldPlan,
     plan_for_seed,
 )
+from penstock.faults.regions.home_plans import with_home
 from penstock.faults.regions.plans import with_regions
 from penstock.faults.response_plans import with_responses
 from penstock.faults.world.tiers import TIERS
@@ -58,6 +59,7 @@ AUTH_FAILPOINTS = (
 )
 OTHER_TENANTS = ("acme", "globex")  # of other partitions than the default tenant
 TOKEN_LIMITS = (80, 200)  # range of tokens per minute or month; above each request
+HOME_SHARE = 0.5  # share of worlds of several regions whose regions share limits
 RESPONSES_SHARE = 0.1  # share of worlds in which clients store responses
 CLIENT_BUFFER_BYTES = 72  # limit of unread bytes per client on an edge of a world with a slow reader
 
@@ -65,7 +67,8 @@ CLIENT_BUFFER_BYTES = 72  # limit of unread bytes per client on an edge of a wor
 def plan_world(seed: int, overrides: PlanOverrides = NO_OVERRIDES) -> WorldPlan:
     plan = with_clocks(replace(plan_for_seed(seed), overrides=overrides), random.Random(f"{seed} clocks"))
     if overrides.has_regions:
-        return with_regions(plan, random.Random(f"{seed} regions plan"))
+        regions, homes = with_regions(plan, random.Random(f"{seed} regions plan")), random.Random(f"{seed} homes")
+        return with_home(regions, homes) if homes.random() < HOME_SHARE else regions
     slow, poison = random.Random(f"{seed} slow"), random.Random(f"{seed} poison")
     if overrides.max_freeze_s:
         plan = with_freeze(plan, random.Random(f"{seed} freeze"), overrides.max_freeze_s)

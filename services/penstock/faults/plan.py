@@ -79,11 +79,13 @@ class PlannedTenant:
     concurrent_requests: int = 0
     tokens_per_minute: int = 0
     tokens_per_month: int = 0
+    tokens_per_day: int = 0
     allowed_regions: tuple[str, ...] = ()  # empty: all
 
     @property
     def is_limited(self) -> bool:
-        return bool(self.concurrent_requests or self.tokens_per_minute or self.tokens_per_month)
+        budgets = self.tokens_per_month or self.tokens_per_day
+        return bool(self.concurrent_requests or self.tokens_per_minute or budgets)
 
 
 DEFAULT_TENANTS = (PlannedTenant(tenant_id="default"),)
@@ -223,11 +225,31 @@ NO_OVERRIDES = PlanOverrides()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedChange:
+    """A change that an operator makes at the home region, and repeats until it is made."""
+
+    at: float  # s from the first request
+    tenant: int  # number
+    factor: float | None  # of all limits of the tenant, as they were planned; None: its key is revoked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedHome:
+    """The region that keeps the tenants of all, whose limits the others share."""
+
+    region: str
+    changes: tuple[PlannedChange, ...] = ()
+    offsets_s: tuple[float, ...] = ()  # by region: s by which the clock of its auth is ahead of the world's
+    databases: tuple[bool, ...] = ()  # by region: whether processes of auth share a database, whose clock they follow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedBorder:
     """The link between the regions of a world."""
 
     trip_s: float  # s from one region to another, one way
     must_spill: bool = False  # the first region is overloaded without a fault, so that requests must leave it
+    home: PlannedHome | None = None  # None: each region has tenants of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -324,7 +324,7 @@ def _wait_at_rest(context: WorldContext) -> list[Violation]:
         leaks += context.batches.remains()
         leaks += missing_processes(context.tiers, nemesis.last_fault_ends_at)
         if isinstance(context.disk, SharedDatabase):
-            leaks += misplaced_partitions(context.disk, context.tiers)
+            leaks += misplaced_partitions(context.disk, context.tiers.of("auth"), context.network)
         # A fault that is injected meanwhile moves the limit.
         if not leaks or world.now >= max(started_at, nemesis.last_fault_ends_at) + REST_TIMEOUT_S:
             return leaks

@@ -15,6 +15,7 @@ from penstock.local_mesh.plan import FIGURES_ZERO_AT_REST as MESH_FIGURES_ZERO_A
 LOST_OUTCOME = "lost"
 FINISHED_OUTCOMES = ("stop", "length")
 CRASHED_REASON = "ENGINE_CRASHED"
+REVOKED_REASON = "KEY_REVOKED"
 CONNECTION_LOST = "CONNECTION_LOST"  # raised by the client itself, without a suggested retry delay
 MAX_ATTEMPTS = RetryPolicy().max_attempts
 REJECTION_REASONS = ("AUTH_LOST", "STORE_UNAVAILABLE", *LIMIT_REASONS)  # of auth; a client tries again after each
@@ -80,7 +81,7 @@ def _is_allowed(result: ClientTranscript | TokenCountResult, allowed: AllowedFai
     """Whether the error is allowed at its time and suggests a retry delay; clients depend on that delay."""
     if isinstance(result, ClientTranscript) and _has_used_up_attempts(result, allowed):
         return True
-    has_advice = result.retry_after is not None or result.failure_reason == CONNECTION_LOST
+    has_advice = result.retry_after is not None or result.failure_reason in (CONNECTION_LOST, REVOKED_REASON)
     return has_advice and any(result.ended_at in interval for interval in allowed.get(result.failure_reason, ()))
 
 

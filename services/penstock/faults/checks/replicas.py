@@ -1,15 +1,16 @@
 """Checks of auth replicas that share a database: owners of partitions, tenants' charges and limits."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from penstock.chassis.security.identity import START_SEPARATOR
 from penstock.faults.checks.checker import LOST_OUTCOME, Violation
+from penstock.faults.grpc.network import Network
 from penstock.faults.plan import PlannedTenant
 from penstock.faults.world.host_clock import MAX_DRIFT
+from penstock.faults.world.process import Process
 from penstock.faults.world.stores.shared_database import SharedDatabase
-from penstock.faults.world.tiers import Tiers
 
 MAX_UNEVENNESS = 1  # partitions that one replica may own more than another one at rest
 S_PER_MINUTE = 60.0
@@ -29,9 +30,12 @@ class Use(NamedTuple):
     is_deferred: bool  # an edge admitted it under a grant, beyond the limit if necessary
 
 
-def misplaced_partitions(database: SharedDatabase, tiers: Tiers) -> Iterator[Violation]:
-    """Yield partitions without exactly one live owner, an uneven distribution, and replicas that serve others."""
-    replicas = {f"{each.name}{START_SEPARATOR}{each.start_count}": each for each in tiers.of("auth")}
+def misplaced_partitions(database: SharedDatabase, auths: Iterable[Process], network: Network) -> Iterator[Violation]:
+    """Yield partitions without exactly one live owner, an uneven distribution, and replicas that serve others.
+
+    auths: the processes that share the database.
+    """
+    replicas = {f"{each.name}{START_SEPARATOR}{each.start_count}": each for each in auths}
     owned = Counter(row.owner for row in database.rows.values())
     for owner in owned.keys() - replicas.keys():
         yield Violation("partition", f"{owned[owner]} partitions have the owner {owner!r}, which does not run")
@@ -39,7 +43,7 @@ def misplaced_partitions(database: SharedDatabase, tiers: Tiers) -> Iterator[Vio
     if max(counts) - min(counts) > MAX_UNEVENNESS:
         yield Violation("partition", f"the replicas own {counts} partitions")
     for owner, process in replicas.items():
-        server = tiers.network.listeners.get(process.address)
+        server = network.listeners.get(process.address)
         served = server.figures().get("partitions", -1.0) if server else -1.0
         if served != owned[owner]:
             yield Violation("partition", f"{owner} owns {owned[owner]} partitions and serves {served}")

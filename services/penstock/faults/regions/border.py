@@ -43,16 +43,16 @@ def region_of(loop: ProcessLoop) -> str:
 
 
 class BorderNetwork(Network):
-    """A network whose processes are in regions. A region door leads to a listening edge of its region, in turn."""
+    """A network whose processes are in regions. A region door leads to a listening process of its region, in turn."""
 
     def __init__(
         self, world: World, seed: int, *, late_share: float, trip_s: float, doors: Mapping[str, Sequence[str]]
     ) -> None:
-        """trip_s: s from one region to another, one way. doors: addresses of the edges behind each region door."""
+        """trip_s: s from one region to another, one way. doors: addresses of the processes behind each region door."""
         super().__init__(world, seed, late_share=late_share)
         self.on_border_frame: Callable[[BorderFrame], None] = lambda _: None
         self._trip_s = trip_s
-        self._doors = {door: list(edges) for door, edges in doors.items()}  # next edge first
+        self._doors = {door: list(behind) for door, behind in doors.items()}  # next process first
         self._cuts: dict[Direction, deque[Held]] = {}
         self._added_delays: dict[Direction, float] = {}  # s
 
@@ -91,16 +91,16 @@ class BorderNetwork(Network):
     # Messages.
 
     def connect(self, client: ProcessLoop, address: str, on_connected: OnConnected, on_failure: Callback) -> None:
-        super().connect(client, self._edge_behind(address), on_connected, on_failure)
+        super().connect(client, self._process_behind(address), on_connected, on_failure)
 
-    def _edge_behind(self, address: str) -> str:
-        """Return the address of the next listening edge behind a region door, or the address of a process itself."""
-        edges = self._doors.get(address)
-        if edges is None:
+    def _process_behind(self, address: str) -> str:
+        """Return the address of the next listening process behind a region door, or the address of a process itself."""
+        behind = self._doors.get(address)
+        if behind is None:
             return address
-        chosen = next((each for each in edges if each in self.listeners), edges[0])
-        edges.remove(chosen)
-        edges.append(chosen)
+        chosen = next((each for each in behind if each in self.listeners), behind[0])
+        behind.remove(chosen)
+        behind.append(chosen)
         return chosen
 
     def delay_to(self, sender: ProcessLoop, receiver: ProcessLoop) -> float:

@@ -1,7 +1,7 @@
 """Regions of a world: sampled from its seed, with tenants that stay in some of them and faults of their links."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -120,12 +120,16 @@ def _random_regions(base: MeshShape, rng: random.Random, names: tuple[str, ...],
     for number in range(overloaded):
         shapes[number] = replace(shapes[number], queues=1, workers=1, slots=1, max_depth=1)
     doors = [f"{each.region}={door_of(each)}" for each in shapes]
-    linked: MeshShape | None = None
-    for number in reversed(range(len(shapes))):
-        others = (*doors[number + 1 :], *doors[:number])
-        linked = replace(shapes[number], doors=others, other=linked)
-    assert linked
-    return linked
+    return linked(replace(each, doors=(*doors[number + 1 :], *doors[:number])) for number, each in enumerate(shapes))
+
+
+def linked(shapes: Iterable[MeshShape]) -> MeshShape:
+    """Return the first shape, which leads to the others."""
+    *others, last = shapes
+    chain_of_shapes = replace(last, other=None)
+    for each in reversed(others):
+        chain_of_shapes = replace(each, other=chain_of_shapes)
+    return chain_of_shapes
 
 
 def _random_tenants(rng: random.Random, names: tuple[str, ...]) -> tuple[PlannedTenant, ...]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from penstock.faults.checks import oracle
-from penstock.faults.checks.allowed_failures import AllowedFailures, Interval, allowed_failures
+from penstock.faults.checks.allowed_failures import LIMIT_REASONS, AllowedFailures, Interval, allowed_failures
 from penstock.faults.checks.checker import (
+    REVOKED_REASON,
     LedgerRow,
     Violation,
     check_answers,
@@ -35,6 +36,8 @@ from penstock.faults.nemesis import CLIENT_PROCESS
 from penstock.faults.plan import FaultKind, PlannedBorder, PlannedRequest, WorldPlan
 from penstock.faults.regions.border import BorderFrame, BorderNetwork
 from penstock.faults.regions.disks import RegionDisks
+from penstock.faults.regions.home_plans import auth_door_of
+from penstock.faults.regions.home_run import HomeRun, region_disks, set_clocks
 from penstock.faults.regions.nemesis import RegionNemesis
 from penstock.faults.regions.plans import addresses_of_edges, door_of
 from penstock.faults.result import WorldResult
@@ -44,7 +47,7 @@ from penstock.faults.world.environment import Disks, patched_environment
 from penstock.faults.world.host_clock import EPOCH_UNIX_S
 from penstock.faults.world.stores.batch_disk import BatchDisk
 from penstock.faults.world.stores.response_disk import ResponseDisk
-from penstock.faults.world.tenants import api_keys, catalog
+from penstock.faults.world.tenants import api_keys
 from penstock.faults.world.tiers import Tiers
 from penstock.faults.world.world import Livelock, World
 from penstock.mesh.regions import REGION_NOT_ALLOWED, is_region_allowed
@@ -82,17 +85,21 @@ class RegionContext:
     invariants: FrameInvariants = field(init=False)
     watch: RegionWatch = field(init=False)
     nemesis: RegionNemesis = field(init=False)
+    home: HomeRun | None = field(init=False)  # None: each region has tenants of its own
 
     def __post_init__(self) -> None:
         plan, seed = self.plan, self.plan.seed
         self.world = World(seed, max_callbacks=MAX_CALLBACKS)
         if plan.has_own_clocks:
             self.world.clocks.update(plan.shape.random_clocks(random.Random(f"{seed} hosts")))
+        if self.border.home:
+            set_clocks(plan, self.border.home, self.world)
         doors = {door_of(each): each.addresses("edge") for each in plan.shape.regions}
+        doors |= {auth_door_of(each): each.addresses("auth") for each in plan.shape.regions}
         self.network = BorderNetwork(
             self.world, seed, late_share=plan.late_frame_share, trip_s=self.border.trip_s, doors=doors
         )
-        self.disks = RegionDisks(seed, self.names, catalog(plan.tenants))
+        self.disks = region_disks(plan, self.border, self.world)
         self.engine_pool = EnginePool(self.network)
         self.tiers = Tiers(self.network, plan.shape, self.engine_pool)
         requests = {len(each.prompt): each for each in (*plan.requests, *self.probes)}
@@ -104,6 +111,7 @@ class RegionContext:
         )
         tenants = plan.tenants
         self.watch = RegionWatch({length: tenants[each.tenant].allowed_regions for length, each in requests.items()})
+        self.home = HomeRun(plan, self.border.home, self.tiers, self.disks) if self.border.home else None
         self.network.on_frame = self.invariants.on_frame
         self.network.on_border_frame = self._on_frame
         self.nemesis = RegionNemesis(
@@ -189,6 +197,8 @@ def _run_requests_and_checks(context: RegionContext) -> Iterator[Violation]:
     world.run(lambda: False, limit=BOOT_S)
     transcripts = [ClientTranscript(request=each) for each in plan.requests]
     nemesis.start()
+    if context.home:
+        context.home.start()
     _send_all(context, transcripts, REQUEST_TIMEOUT_S)
     nemesis.stop()
     leaks = _wait_at_rest(context)
@@ -204,6 +214,8 @@ def _run_requests_and_checks(context: RegionContext) -> Iterator[Violation]:
     yield from context.watch.violations
     yield from check_offers(context.watch, everything, _longest_way(context))
     yield from check_spills(context.watch.started, must_spill=context.border.must_spill)
+    if context.home:
+        yield from context.home.violations(nemesis.last_fault_ends_at)
     yield from leaks
     yield from process_crashes(context.tiers)
 
@@ -254,6 +266,10 @@ def _allowed(context: RegionContext, request: PlannedRequest) -> AllowedFailures
         allowed |= {reason: [ALWAYS] for reason in OVERLOAD_REASONS}
     if request.timeout_s is not None:
         allowed[LATE_REASON] = [ALWAYS]
+    if plan.tenants[request.tenant].is_limited:
+        allowed |= {reason: [ALWAYS] for reason in LIMIT_REASONS}
+    if context.home and request.tenant in context.home.revoked_tenants:
+        allowed[REVOKED_REASON] = [ALWAYS]
     if not is_region_allowed(regions, context.names[request.region]) and nemesis.injected:
         allowed |= {reason: [ALWAYS] for reason in ("CONNECTION_LOST", REGION_NOT_ALLOWED)}
     return allowed
@@ -316,5 +332,6 @@ def _wait_at_rest(context: RegionContext) -> list[Violation]:
         leaks = [*check_residue(figures), *leaked_calls(context.tiers)]
         leaks += missing_processes(context.tiers, nemesis.last_fault_ends_at)
         leaks += check_links(figures, len(context.names) - 1)
+        leaks += context.home.leftovers() if context.home else ()
         if not leaks or world.now >= max(started_at, nemesis.last_fault_ends_at) + REST_TIMEOUT_S:
             return leaks

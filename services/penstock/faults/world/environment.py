@@ -41,6 +41,7 @@ JOB_LEASE_S = 9.0  # s, instead of 30: a file of a world is divided within milli
 
 # Modules that use the `random` module, whose state all threads of a process share.
 MODULES_WITH_RANDOM = (
+    "penstock.auth.regions.spending.follower",
     "penstock.chassis.streams.link",
     "penstock.client.response",
     "penstock.client.client",
@@ -100,6 +101,7 @@ def patched_environment(network: Network, disks: Disks, engine_pool: EnginePool,
         patch.dict(_keyword_defaults("penstock.scheduler.__main__.SchedulerService"), now=world.monotonic_time),
         patch("penstock.auth.__main__.opened_store", open_store),
         patch("penstock.auth.__main__.opened_responses", responses.open_store),
+        *([patch("penstock.auth.__main__.UsageReader", disk.usage_reader)] if isinstance(disk, RegionDisks) else ()),
         patch("penstock.batch.__main__.opened_store", batches.open_store),
         *_batch_settings(),
         patch("penstock.edge.__main__.serving_http", http_opener(open_server)),

@@ -23,20 +23,23 @@ def catalog(tenants: Sequence[PlannedTenant]) -> Iterator[PutTenant | PutKey]:
     for tenant, bearer in zip(tenants, api_keys(tenants), strict=True):
         if tenant.tenant_id == DEFAULT_TENANT:
             continue
-        yield PutTenant(
-            Tenant(
-                tenant_id=tenant.tenant_id,
-                concurrent_requests=tenant.concurrent_requests,
-                tokens_per_minute=tenant.tokens_per_minute,
-                policy=_policy(tenant),
-            )
-        )
+        yield PutTenant(tenant_of(tenant))
         key_id = key_id_of(bearer)
         yield PutKey(Key(key_id=key_id, tenant_id=tenant.tenant_id, digest=ring.digest(bearer), created_at=0.0))
 
 
+def tenant_of(planned: PlannedTenant) -> Tenant:
+    return Tenant(
+        tenant_id=planned.tenant_id,
+        concurrent_requests=planned.concurrent_requests,
+        tokens_per_minute=planned.tokens_per_minute,
+        policy=_policy(planned),
+    )
+
+
 def _policy(tenant: PlannedTenant) -> Policy:
-    if not (tenant.tokens_per_month or tenant.allowed_regions):
+    amounts = {BudgetPeriod.DAY: tenant.tokens_per_day, BudgetPeriod.MONTH: tenant.tokens_per_month}
+    budgets = tuple(Budget(period, BudgetUnit.TOKENS, amount) for period, amount in amounts.items() if amount)
+    if not (budgets or tenant.allowed_regions):
         return NO_POLICY
-    month = Budget(BudgetPeriod.MONTH, BudgetUnit.TOKENS, tenant.tokens_per_month)
-    return Policy(budgets=(month,) if tenant.tokens_per_month else (), allowed_regions=tenant.allowed_regions)
+    return Policy(budgets=budgets, allowed_regions=tenant.allowed_regions)

@@ -53,6 +53,9 @@ class MeshShape:
     region: str = ""  # before a hyphen and the names of its processes; empty: the clients' region
     first_port: int = BASE_PORT
     home_auths: tuple[str, ...] = ()  # addresses, in the place of an auth of its own, which guests need not
+    home_door: str = ""  # address through which auth follows `home`; empty: it keeps its tenants itself
+    home: str = ""  # region that keeps the tenants
+    spending_regions: tuple[str, ...] = ()  # that follow this region
 
     def addresses(self, tier: str) -> tuple[str, ...]:
         count = {
@@ -184,6 +187,9 @@ def _auth(shape: MeshShape, address: str, instance_id: str) -> Coroutine[Any, An
         mesh_secret="m" * 32,
         edge_grace=4.0,
         fallback_tokens=200,
+        home=shape.home,
+        home_door=shape.home_door,
+        spending_regions=shape.spending_regions,
     )
     return run_auth(config)
 

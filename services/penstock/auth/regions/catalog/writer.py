@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeGuard
 
 import structlog
 
@@ -50,7 +51,9 @@ class CatalogWriter:
     unknown: int = 0  # tenants and keys that the home region lacks, and that keep this region from following it
     _is_accepted: bool = False  # this process has followed, and later deletions are those of its home
     _pending: int = 0  # changes that are being written
-    _failed: list[PutKey] = field(default_factory=list)  # to be written again
+    # Revocations that are in force here and that the store may lack, by key: their writing has failed, or is another
+    # process's, which may have died with it.
+    _unwritten: dict[str, PutKey] = field(default_factory=dict)
     _lacking_since: dict[Deletion, float] = field(default_factory=dict)  # s
 
     def accepts(self, target: Catalog) -> bool:
@@ -85,13 +88,16 @@ class CatalogWriter:
         self._lacking_since = {each: self._lacking_since.get(each, now) for each in lacking}
         self._revoke(self.target)
         if WRITER_PARTITION in self.authorizer.served:
-            self._write_all(changes, now)
+            self._write_all(self.target, changes, now)
+        else:  # no later step finds them
+            self._unwritten |= {each.key.key_id: each for each in changes if _is_revocation(each)}
 
-    def _write_all(self, changes: list[Put], now: float) -> None:
-        failed, self._failed = self._failed, []
+    def _write_all(self, target: Catalog, changes: list[Put], now: float) -> None:
+        unwritten, self._unwritten = self._unwritten, {}
         head = [] if self.followed == self.home else [PutHome(self.home)]
+        revocations = [each for key_id, each in unwritten.items() if key_id in target.keys]
         due = [each for each in self._due(now) if not isinstance(each, DeleteTenant)]
-        for change in (*head, *failed, *changes, *due):
+        for change in (*head, *revocations, *changes, *due):
             self._write(change)
 
     async def delete_tenants(self) -> None:
@@ -143,7 +149,7 @@ class CatalogWriter:
         self._pending -= 1
         if error:
             if isinstance(change, PutKey):  # a revocation is in memory already, and no next step would find it
-                self._failed.append(change)
+                self._unwritten[change.key.key_id] = change
             return
         self._apply(change, self.clock())
         if not self._pending:
@@ -170,3 +176,7 @@ class CatalogWriter:
                 authorizer.delete_price(model)
             case DeleteRoute(name, tenant_id):
                 self.routes.delete(name, tenant_id)
+
+
+def _is_revocation(change: Put) -> TypeGuard[PutKey]:
+    return isinstance(change, PutKey) and change.key.revoked_at is not None

@@ -25,6 +25,15 @@ class Begun(NamedTuple):
     own_epoch: int
 
 
+class Unwritten(NamedTuple):
+    """A share that is in force and could not be stored."""
+
+    stream: HomeStream
+    number: int
+    row: ShareRow
+    own_epoch: int  # of its partition, when the share came into force
+
+
 class ShareExchanges:
     """Each own partition talks on one stream to the process in the home region that owns it there."""
 
@@ -39,7 +48,7 @@ class ShareExchanges:
         self._clock = clock
         self._streams: dict[HomeStream, dict[int, Begun]] = {}  # begun exchanges by partition
         self._present: dict[int, HomeStream] = {}  # by own partition
-        self._unwritten: dict[tuple[str, str], tuple[HomeStream, int, ShareRow]] = {}
+        self._unwritten: dict[tuple[str, str], Unwritten] = {}
 
     @property
     def is_covered(self) -> bool:
@@ -103,25 +112,36 @@ class ShareExchanges:
         held = self._held.on_share(row, self._authorizer.share_in_use(row.tenant_id, row.scope, now))
         self._authorizer.set_share(row.tenant_id, row.scope, Share(held.rates, held.budgets), now)
         self.changes += 1
-        self._write(stream, share.number, held)
+        epoch = self._authorizer.served.epochs[partition_of(row.tenant_id)]
+        self._write(Unwritten(stream, share.number, held, epoch))
 
-    def _write(self, stream: HomeStream, number: int, row: ShareRow) -> None:
+    def _write(self, share: Unwritten) -> None:
+        row = share.row
         self._unwritten.pop((row.tenant_id, row.scope), None)
         if put := self._authorizer.share_change(row):
-            self._store.write(put, partial(self._on_written, stream, number, row))
+            self._store.write(put, partial(self._on_written, share))
 
-    def _on_written(self, stream: HomeStream, number: int, row: ShareRow, error: Exception | None) -> None:
+    def _on_written(self, share: Unwritten, error: Exception | None) -> None:
+        row = share.row
         if error is None:
             self._held.on_stored(row)
-            if self._present.get(partition_of(row.tenant_id)) is stream:
-                stream.send(frames.held(number, row))
+            if self._present.get(partition_of(row.tenant_id)) is share.stream:
+                share.stream.send(frames.held(share.number, row))
         elif not isinstance(error, PartitionsLost):
-            self._unwritten[row.tenant_id, row.scope] = stream, number, row
+            self._unwritten[row.tenant_id, row.scope] = share
+
+    def _write_again(self, share: Unwritten) -> None:
+        """Write a share, unless its partition was lost meanwhile: the region has told its home another share since."""
+        row = share.row
+        if self._authorizer.served.epochs.get(partition_of(row.tenant_id)) == share.own_epoch:
+            self._write(share)
+        else:
+            del self._unwritten[row.tenant_id, row.scope]
 
     def tick(self, now: float) -> None:
         """Write what could not be written, and report the demand since the last call."""
-        for stream, number, row in list(self._unwritten.values()):
-            self._write(stream, number, row)
+        for share in list(self._unwritten.values()):
+            self._write_again(share)
         for demand in self._authorizer.pop_demands(now):
-            if stream := self._present.get(partition_of(demand.tenant_id)):  # type: ignore[assignment]
+            if stream := self._present.get(partition_of(demand.tenant_id)):
                 stream.send(frames.demand(demand))

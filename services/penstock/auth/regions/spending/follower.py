@@ -1,6 +1,7 @@
 """The follower: keeps streams to the home region, so that each own partition talks to its owner there."""
 
 import asyncio
+import random
 from collections.abc import Callable
 
 import structlog
@@ -71,13 +72,20 @@ class RegionFollower:
         """Follow the home region until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            self._update_reporting()
-            group.create_task(self._tick_forever(), name="follower ticks")
-            while True:
-                covered = self._exchanges.is_covered
-                if self._streams.needs_another(has_partitions=bool(self._served), is_covered=covered):
-                    await self._open(group)
-                await asyncio.sleep(self._streams.pause)
+            try:
+                await self._follow(group)
+            finally:
+                self._group = None  # a stream that ends with the group must not begin a task in it
+
+    async def _follow(self, group: asyncio.TaskGroup) -> None:
+        self._update_reporting()
+        group.create_task(self._tick_forever(), name="follower ticks")
+        while True:
+            covered = self._exchanges.is_covered
+            if self._streams.needs_another(has_partitions=bool(self._served), is_covered=covered):
+                await self._open(group)
+            # Spread: a proxy that leads streams to processes in turn leads two followers in step to the same ones.
+            await asyncio.sleep(random.uniform(0.5, 1.0) * self._streams.pause)  # noqa: S311
 
     async def _open(self, group: asyncio.TaskGroup) -> None:
         """Open a stream and wait until its process is known."""

@@ -40,12 +40,14 @@ class DiskFull(sqlite3.OperationalError):
 
 
 class Disk:
-    """One SQLite database in memory, with auth's own tables."""
+    """One SQLite database in memory, with auth's own tables. `on_commit` is called with each committed change."""
 
     def __init__(self, seed: int | str) -> None:
         self.rng = random.Random(f"{seed} disk")
         self.connection = sqlite3.connect(":memory:", isolation_level=None)
         self.is_full = False
+        self.reports_usage = False  # whether charges mark their totals for a report to another region
+        self.on_commit: Callable[[Change], None] = lambda _: None
         migrate(self.connection, MIGRATIONS)
 
     def commit(self, batch: list[PendingChange]) -> Exception | None:
@@ -54,16 +56,19 @@ class Disk:
             return DiskFull("database or disk is full")
         self.connection.execute("BEGIN")
         for change, _ in batch:
-            sql.apply(self.connection, change)
+            sql.apply(self.connection, change, reports_usage=self.reports_usage)
         self.connection.execute("COMMIT")
+        for change, _ in batch:
+            self.on_commit(change)
         return None
 
     @asynccontextmanager
     async def open_store(
-        self, path: str, *, instance_id: str = "", **settings: object
+        self, path: str, *, instance_id: str = "", reports_usage: bool = False, **settings: object
     ) -> AsyncIterator[tuple["DiskStore", StoredState]]:
         """Replace auth's `opened_store`. No row becomes a daily total."""
         del path, instance_id, settings
+        self.reports_usage = reports_usage
         store = DiskStore(self.rng, self.commit)
         yield store, sql.read(self.connection)
         await store.flush()

@@ -164,9 +164,15 @@ def store_opener(database: SharedDatabase, running_loop: Callable[[], ProcessLoo
 
     @asynccontextmanager
     async def open_store(
-        path: str, *, clock: Callable[[], float], instance_id: str = "", **settings: object
+        path: str,
+        *,
+        clock: Callable[[], float],
+        instance_id: str = "",
+        reports_usage: bool = False,
+        **settings: object,
     ) -> AsyncIterator[tuple[DiskStore, StoredState]]:
         del path, settings
+        database.reports_usage = reports_usage
         replica = Replica(database, instance_id, running_loop())
         await asyncio.sleep(database.rng.uniform(*COMMIT_DELAY_S))
         # A process that cannot open its store ends, and is started again until it can.

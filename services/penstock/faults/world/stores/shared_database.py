@@ -14,9 +14,12 @@ from penstock.auth.store.store import (
     Barrier,
     Change,
     Charged,
+    ConfirmTotals,
     PendingChange,
     PutKey,
+    PutShare,
     PutTenant,
+    PutTotals,
     Release,
     Reserved,
     StoredState,
@@ -58,9 +61,11 @@ class WaitingTransaction(Protocol):
 class SharedDatabase(Disk):
     """One database. Each method is one transaction, and raises DiskFull if it writes while the disk is full."""
 
-    def __init__(self, world: World, seed: int) -> None:
+    def __init__(self, world: World, seed: int | str, *, offset_s: float = 0.0) -> None:
+        """offset_s: s by which the clock of the database is ahead of the world's."""
         super().__init__(seed)
         self.world = world
+        self._offset_s = offset_s
         self.rows = dict.fromkeys(range(PARTITIONS), PartitionRow("", 0))
         self.leases: dict[str, WriterLease] = {}  # by owner
         self.violations: list[str] = []
@@ -69,7 +74,7 @@ class SharedDatabase(Disk):
         self._interleaving = random.Random(f"{seed} interleaving")
 
     def unix_time(self) -> float:
-        return EPOCH_UNIX_S + self.world.now
+        return EPOCH_UNIX_S + self._offset_s + self.world.now
 
     # Leases and partitions.
 
@@ -131,6 +136,7 @@ class SharedDatabase(Disk):
             grant_uses=[each for each in state.grant_uses if is_chosen(tenants.get(each.reservation_id, ""))],
             charged=[each for each in state.charged if is_chosen(each.reservation.request.tenant_id)],
             scope_uses=[each for each in state.scope_uses if is_chosen(each.tenant_id)],
+            shares=[each for each in state.shares if is_chosen(each.tenant_id)],
         )
 
     def put_catalog(self, changes: Collection[PutTenant | PutKey]) -> None:
@@ -151,13 +157,15 @@ class SharedDatabase(Disk):
         for pending in batch:
             change = pending[0]
             self._check_owner(owner, epochs, pending)
-            sql.apply(self.connection, change)
+            sql.apply(self.connection, change, reports_usage=self.reports_usage)
             self._check_limit(change)
             if isinstance(change, Release):
                 self._release(owner, change.partitions)
-            elif not isinstance(change, Reserved | Charged | Barrier):
+            elif not isinstance(change, Reserved | Charged | PutShare | PutTotals | ConfirmTotals | Barrier):
                 self._catalog_version += 1
         self.connection.execute("COMMIT")
+        for change, _ in batch:
+            self.on_commit(change)
 
     def _check_writable(self) -> None:
         if self.is_full:
