@@ -33,7 +33,13 @@ from penstock.proofs.card import (
     reported,
 )
 from penstock.proofs.checks.injected_faults import InjectedFault, void_reason
-from penstock.proofs.checks.ledger import check_charges
+from penstock.proofs.checks.ledger import (
+    ChargeFindings,
+    LedgerCharge,
+    check_charges,
+    requests_of_several_tickets,
+    requests_with_answers,
+)
 from penstock.proofs.checks.quota import (
     EngineCount,
     TenantLimits,
@@ -49,6 +55,7 @@ from penstock.proofs.testbed.logs import (
     read_events,
     read_ledger,
     read_ledger_entries,
+    read_ticket_answers,
     requests_by_ticket,
     unix_time,
 )
@@ -239,11 +246,38 @@ def settled_tickets(folder: Path, faults: Sequence[InjectedFault]) -> set[str]:
 
 
 def answer_charge_lines(run: FaultRun, transcripts: Sequence[TokenTranscript]) -> list[CardLine]:
-    """The charges of complete answers, which may have several tickets, and the tokens that their clients received."""
-    by_ticket = requests_by_ticket(run.folder)
+    """The charges of complete answers, and the tokens that their clients received.
+
+    A client whose connection is lost leaves an edge that may live, and that goes on until it detects the loss. What the
+    engine makes until then is charged as computed, so that these requests are judged apart.
+    """
+    rows, answers = read_ledger(run.folder), read_ticket_answers(run.folder)
+    by_ticket = requests_with_answers(requests_by_ticket(run.folder), answers)
+    departed = requests_of_several_tickets(rows, by_ticket)
+    groups = (
+        [each for each in transcripts if each.request_id not in departed],
+        [each for each in transcripts if each.request_id in departed],
+    )
+    stayed, left = (check_charges(group, _rows_of(group, rows, by_ticket), by_ticket) for group in groups)
+    return [*charge_lines(stayed), *departure_lines(left, len(groups[1]))]
+
+
+def _rows_of(
+    transcripts: Sequence[TokenTranscript], rows: Sequence[LedgerCharge], request_by_ticket: Mapping[str, str]
+) -> list[LedgerCharge]:
     requests = {each.request_id for each in transcripts}
-    rows = [each for each in read_ledger(run.folder) if by_ticket.get(each.ticket_id) in requests]
-    return charge_lines(check_charges(transcripts, rows, by_ticket))
+    return [each for each in rows if request_by_ticket.get(each.ticket_id) in requests]
+
+
+def departure_lines(left: ChargeFindings, requests: int) -> list[CardLine]:
+    return [
+        reported("requests whose client lost its connection to an edge that lived", requests),
+        reported("of them: tokens made for a client that had left, charged", left.overcharged_tokens),
+        exactly("of them: tokens seen and not charged", left.undercharged_tokens, 0),
+        exactly("of them: prompts charged twice", left.double_charged_prompts, 0),
+        exactly("of them: prompts not charged", left.uncharged_prompts, 0),
+        exactly("of them: tickets charged twice", left.double_charged_tickets, 0),
+    ]
 
 
 def takeover_lines(folder: Path, faults: Sequence[InjectedFault]) -> list[CardLine]:
