@@ -18,8 +18,10 @@ async def read(answers, held_s, address):
         await asyncio.gather(*(anext(aiter(each)) for each in generations))
         answer("open")
         await command()
+        reading = [asyncio.create_task(each.read()) for each in generations]
+        await asyncio.sleep(0)  # they wait for events
         time.sleep(held_s)  # noqa: ASYNC251  # holds the loop
-        await asyncio.gather(*(each.read() for each in generations))
+        await asyncio.gather(*reading)
         answer(sum(each.attempts for each in generations))
 
 
