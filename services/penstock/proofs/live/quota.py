@@ -8,7 +8,7 @@ import asyncio
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,6 +75,7 @@ MAX_TAKEOVER_S = 2.0
 SETTLING_S = (
     0.5  # s after the end of a request in which its settlement reaches auth; those of cancelled ones are bundled
 )
+LOGGING_S = 0.5  # s between the loss of a stream and its log line, which may follow that of a ticket that it ended
 PAUSE_AFTER_REJECTION_S = 2.0  # s; clients of tenants with limits do not send without end
 AUTH_LOST = "AUTH_LOST"
 OVER_LIMIT = "QUOTA_EXCEEDED"  # what clients of tenants with limits may receive
@@ -229,10 +230,30 @@ def outcome_lines(transcripts: Sequence[TokenTranscript]) -> list[CardLine]:
 
 def engine_counts(folder: Path) -> dict[str, EngineCount]:
     counts: dict[str, EngineCount] = defaultdict(lambda: EngineCount(0))
+    workers: dict[str, set[str]] = defaultdict(set)
     for each in read_events(folder, "worker", "run_ended"):
-        made, is_stopped = counts[each["ticket_id"]]
-        counts[each["ticket_id"]] = EngineCount(made + each["output_tokens"], is_stopped or "stop_requested_at" in each)
-    return counts
+        ticket_id, count = each["ticket_id"], counts[each["ticket_id"]]
+        is_stopped = count.is_stopped or "stop_requested_at" in each
+        counts[ticket_id] = EngineCount(count.made + each["output_tokens"], is_stopped)
+        workers[ticket_id].add(each["instance_id"])
+    cut_off = cut_off_tickets(folder, workers)
+    return {ticket_id: count._replace(is_cut_off=ticket_id in cut_off) for ticket_id, count in counts.items()}
+
+
+def cut_off_tickets(folder: Path, workers: Mapping[str, Collection[str]]) -> set[str]:
+    """Return the tickets whose edge lost its stream to one of their `workers` before it ended them."""
+    lost_at: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for each in read_events(folder, "edge", "link_down"):
+        lost_at[each["instance_id"], each["peer"]].append(unix_time(each))
+    found = set()
+    for each in read_events(folder, "edge", "ticket_done"):
+        ticket_id, ended_at = each["ticket_id"], unix_time(each)
+        of_ticket = (
+            at for worker in workers.get(ticket_id, ()) for at in lost_at.get((each["instance_id"], worker), ())
+        )
+        if any(ended_at - each["total_s"] <= at <= ended_at + LOGGING_S for at in of_ticket):
+            found.add(ticket_id)
+    return found
 
 
 def settled_tickets(folder: Path, faults: Sequence[InjectedFault]) -> set[str]:
