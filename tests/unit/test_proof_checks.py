@@ -13,10 +13,8 @@ from penstock.proofs.checks.injected_faults import InjectedFault, void_reason
 from penstock.proofs.checks.ledger import (
     ChargeFindings,
     LedgerCharge,
-    TicketAnswer,
     check_charges,
     requests_of_several_tickets,
-    requests_with_answers,
 )
 from penstock.proofs.requests import request_catalog, with_stop
 
@@ -128,11 +126,6 @@ def test_a_request_charged_in_full_by_two_tickets_is_found():
 
 def test_two_attempts_that_share_prompt_and_tokens_are_charged_once():
     assert charges(("t1", 5, 3, "cancelled"), ("t2", 0, 5, "length")) == ChargeFindings(seen_tokens=8, charged_tokens=8)
-
-
-def test_a_ticket_that_no_edge_has_logged_belongs_to_the_request_of_its_answer():
-    answers = [TicketAnswer("t1", "a"), TicketAnswer("t2", "a"), TicketAnswer("t3", "b"), TicketAnswer("t4", "")]
-    assert requests_with_answers({"t2": "r", "t4": "other"}, answers) == {"t1": "r", "t2": "r", "t4": "other"}
 
 
 def test_requests_of_which_edges_have_settled_several_tickets_are_found():

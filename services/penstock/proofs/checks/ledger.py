@@ -1,7 +1,7 @@
 """Compares the tokens that auth charged with the tokens that clients received. Pure."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,13 +17,6 @@ class LedgerCharge(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     outcome: str
-
-
-class TicketAnswer(NamedTuple):
-    """The answer to which the ledger counts a ticket."""
-
-    ticket_id: str
-    answer_id: str  # empty: the ticket begins an answer of its own
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,22 +57,6 @@ def _compare_request(transcript: TokenTranscript, charges: Sequence[LedgerCharge
     prompts = sum(each.prompt_tokens > 0 for each in charges)
     findings.double_charged_prompts += prompts > 1
     findings.uncharged_prompts += bool(seen) and not prompts
-
-
-def requests_with_answers(request_by_ticket: Mapping[str, str], answers: Collection[TicketAnswer]) -> dict[str, str]:
-    """Return the request of each ticket, also of those that no edge has logged: by another ticket of their answer.
-
-    An edge logs the end of a ticket after it has sent the settlement, and may die between the two.
-    """
-    request_by_answer = {
-        each.answer_id: request_by_ticket[each.ticket_id]
-        for each in answers
-        if each.answer_id and each.ticket_id in request_by_ticket
-    }
-    found = {
-        each.ticket_id: request_by_answer[each.answer_id] for each in answers if each.answer_id in request_by_answer
-    }
-    return found | dict(request_by_ticket)
 
 
 def requests_of_several_tickets(charges: Iterable[LedgerCharge], request_by_ticket: Mapping[str, str]) -> set[str]:

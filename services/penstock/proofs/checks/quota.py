@@ -176,7 +176,7 @@ def check_engine_counts(
 def engine_lines(findings: EngineFindings) -> list[CardLine]:
     return [
         reported("tickets compared with the engines", findings.compared),
-        reported("of them cut off from their worker, which made more than they pay", findings.cut_off),
+        reported("of them cut off from their worker, charged at most what it made", findings.cut_off),
         exactly("of them with other tokens in the ledger", findings.different, 0),
         exactly("of them not in the ledger", findings.uncharged, 0),
         exactly("tickets with two rows in the ledger", findings.charged_twice, 0),

@@ -38,7 +38,6 @@ from penstock.proofs.checks.ledger import (
     LedgerCharge,
     check_charges,
     requests_of_several_tickets,
-    requests_with_answers,
 )
 from penstock.proofs.checks.quota import (
     EngineCount,
@@ -55,7 +54,6 @@ from penstock.proofs.testbed.logs import (
     read_events,
     read_ledger,
     read_ledger_entries,
-    read_ticket_answers,
     requests_by_ticket,
     unix_time,
 )
@@ -272,8 +270,7 @@ def answer_charge_lines(run: FaultRun, transcripts: Sequence[TokenTranscript]) -
     A client whose connection is lost leaves an edge that may live, and that goes on until it detects the loss. What the
     engine makes until then is charged as computed, so that these requests are judged apart.
     """
-    rows, answers = read_ledger(run.folder), read_ticket_answers(run.folder)
-    by_ticket = requests_with_answers(requests_by_ticket(run.folder), answers)
+    rows, by_ticket = read_ledger(run.folder), requests_by_ticket(run.folder)
     departed = requests_of_several_tickets(rows, by_ticket)
     groups = (
         [each for each in transcripts if each.request_id not in departed],

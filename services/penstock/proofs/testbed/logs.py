@@ -12,7 +12,7 @@ import orjson
 
 from penstock.local_mesh.postgres import LEDGER_FILE
 from penstock.proofs.checks.injected_faults import InjectedFault
-from penstock.proofs.checks.ledger import LedgerCharge, TicketAnswer
+from penstock.proofs.checks.ledger import LedgerCharge
 from penstock.proofs.checks.line_charges import LineCharge
 from penstock.proofs.checks.quota import LedgerEntry
 
@@ -81,12 +81,6 @@ def read_ledger(folder: Path) -> list[LedgerCharge]:
     with closing(sqlite3.connect(folder / "auth.sqlite")) as database:
         rows = database.execute("SELECT request_id, prompt_tokens, output_tokens, outcome FROM ledger")
         return [LedgerCharge(*row) for row in rows]
-
-
-def read_ticket_answers(folder: Path) -> list[TicketAnswer]:
-    """Return the answer of each row of the exported ledger of a PostgreSQL server; auth must have ended."""
-    rows = map(orjson.loads, (folder / LEDGER_FILE).read_bytes().splitlines())
-    return [TicketAnswer(row["request_id"], row["answer_id"]) for row in rows]
 
 
 def read_line_charges(folder: Path) -> Iterator[LineCharge]:
