@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 
+import grpc
 import pytest
 
 from client_edges import (
@@ -107,13 +108,34 @@ async def test_a_lost_answer_resumes_at_its_index_with_the_same_seed():
         assert [chunk.text async for chunk in answer] == WORDS
         assert answer.attempts == 3
         assert answer.attempted_at == sorted(answer.attempted_at)
-    first, second, third = edge.requests
-    assert not first.sampling.HasField("seed")
+    _, second, third = edge.requests
     assert list(second.resume.token_ids) == [100, 101]
     assert list(third.resume.token_ids) == [100, 101, 102, 103, 104]
     for later in (second, third):
         assert (later.sampling.seed, later.max_output_tokens, later.model) == (SEED, 6, "m")
         assert later.request_id == "r-1"
+
+
+async def test_attempts_without_accepted_name_one_answer_with_one_seed():
+    edge = ScriptedEdge()
+
+    async def lost_before_accepted(request, context):
+        edge.requests.append(request)
+        if len(edge.requests) < 3:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection was lost")
+        yield GenerateResponse(accepted=accepted_of(request))
+        yield GenerateResponse(finished=finished_of(0))
+
+    async with client_of(lost_before_accepted) as client:
+        await client.complete("Hello")
+        await client.complete("Hello")
+    *attempts, another = edge.requests
+    names = {(each.answer_id, each.sampling.seed) for each in attempts}
+    assert len(attempts) == 3
+    assert len(names) == 1
+    assert attempts[0].answer_id
+    assert not any(each.HasField("resume") for each in attempts)
+    assert another.answer_id not in {"", attempts[0].answer_id}
 
 
 async def test_an_answer_resumes_at_another_edge():

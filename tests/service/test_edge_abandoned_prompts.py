@@ -11,6 +11,7 @@ from edge_mesh import TIMEOUT_S, edge_mesh
 from edge_sessions import session
 from penstock.edge.models import planner
 from penstock.edge.text.executor import SMALL_INPUT_BYTES
+from penstock.v1.inference_pb2 import Sampling
 
 LONG_PROMPT = "x" * (SMALL_INPUT_BYTES + 1)
 
@@ -64,6 +65,22 @@ async def test_a_call_that_ends_while_its_prompt_is_tokenized_is_charged(tokeniz
         tokenizing.may_end.set()
         settle = await next_settle(mesh)
         assert (settle.prompt_tokens, settle.output_tokens, settle.outcome) == (7, 0, "cancelled")
+        await wait_at_rest(mesh)
+
+
+async def test_an_abandoned_prompt_belongs_to_the_answer_that_its_client_has_named(tokenizing):
+    async with known_caller() as mesh:
+        named = {"answer_id": "a-1", "sampling": Sampling(seed=7)}
+        call = mesh.generate(LONG_PROMPT, **named)
+        await tokenizing.wait_begun()
+        call.cancel()
+        await wait_inactive(mesh)
+        tokenizing.may_end.set()
+        await next_settle(mesh)
+        await read_answer(mesh.generate(LONG_PROMPT, max_output_tokens=1, **named))
+        abandoned, repeated = mesh.auth.reserves[-2:]
+        assert abandoned.answer_id == repeated.answer_id == "a-1"
+        assert abandoned.answer_fingerprint == repeated.answer_fingerprint != b""
         await wait_at_rest(mesh)
 
 

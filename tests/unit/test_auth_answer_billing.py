@@ -71,6 +71,13 @@ def test_the_prompt_of_an_interrupted_answer_is_charged_once():
     assert settle(table, "b", 20, outcome="stop") == (0, 20)
 
 
+def test_the_prompt_of_an_answer_that_its_client_named_is_charged_once():
+    table = table_with(request_of("a", "chosen"), request_of("b", "chosen"), request_of("c", "another"))
+    assert settle(table, "b", 50, outcome="stop") == (PROMPT_TOKENS, 50)
+    assert settle(table, "a", 3) == (0, 3)
+    assert settle(table, "c", 50, outcome="stop") == (PROMPT_TOKENS, 50)
+
+
 def test_a_late_settlement_adds_only_tokens_that_were_not_charged():
     table = table_with(request_of("a"), request_of("b", "a", 30))
     table.expire_edge("edge-a", NOW_UNIX_S)

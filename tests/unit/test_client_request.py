@@ -69,7 +69,8 @@ def test_every_option_has_a_field_of_its_own():
         "resume",
         "messages",
         "n",
-    }  # a generation is one answer
+        "answer_id",
+    }  # a generation is one answer, whose id it chooses
 
 
 def test_tools_calls_and_results_of_a_conversation_are_set():

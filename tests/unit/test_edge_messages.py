@@ -46,6 +46,7 @@ def ids(count):
 FIELD_LIMITS = [
     ("request_id", "a" * limits.REQUEST_ID_CHARS, "a" * (limits.REQUEST_ID_CHARS + 1)),
     ("request_id", "aZ9._:-", "a\n"),
+    ("answer_id", "a" * limits.REQUEST_ID_CHARS, "a" * (limits.REQUEST_ID_CHARS + 1)),
     ("model", "m" * limits.MODEL_NAME_BYTES, "m" * (limits.MODEL_NAME_BYTES + 1)),
     ("text", "x" * limits.TEXT_BYTES, "x" * (limits.TEXT_BYTES + 1)),
     ("chat", chat(limits.MESSAGES), chat(limits.MESSAGES + 1)),
@@ -123,6 +124,15 @@ def test_an_estimate_is_equal_before_and_after_parsing(request, output, timeout,
     before, after = estimate_from_message(request), estimate_from_spec(spec_of(request))
     assert before._replace(min_prompt_tokens=after.min_prompt_tokens) == after
     assert before.min_prompt_tokens() == after.min_prompt_tokens()
+
+
+def test_an_answer_id_of_the_client_names_its_answer_and_continues_none():
+    chosen = spec_of(generate_request(answer_id="a"))
+    assert (chosen.answer_id, chosen.is_continued) == ("a", False)
+    resumed = spec_of(generate_request(answer_id="a", resume=Resume(answer_id="b")))
+    assert (resumed.answer_id, resumed.is_continued) == ("b", True)
+    with pytest.raises(InvalidArgument, match="n is 2"):
+        spec_of(generate_request(answer_id="a", n=2))
 
 
 def test_tools_calls_and_results_of_a_conversation_reach_the_spec():

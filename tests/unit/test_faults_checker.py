@@ -144,6 +144,7 @@ def test_a_lost_connection_may_end_the_last_attempt_after_rejections_that_are_al
         [ledger_row(output_tokens=5)],
         [ledger_row(), ledger_row(reservation_id="r2")],
         [ledger_row(), ledger_row(reservation_id="r2", ticket_id="t2", answer_id="t1", output_tokens=0)],
+        [ledger_row(), ledger_row(reservation_id="r2", ticket_id="t2", output_tokens=0)],
         [ledger_row(outcome="cancelled")],
         [ledger_row(prompt_tokens=3)],
         [ledger_row(output_tokens=7)],

@@ -10,7 +10,12 @@ from penstock.bench.transcript import TokenTranscript, TranscriptFindings, check
 from penstock.client.progress import TokenChunk
 from penstock.proofs.card import ProofCard, at_most, exit_code, pause_lines
 from penstock.proofs.checks.injected_faults import InjectedFault, void_reason
-from penstock.proofs.checks.ledger import ChargeFindings, LedgerCharge, check_charges
+from penstock.proofs.checks.ledger import (
+    ChargeFindings,
+    LedgerCharge,
+    check_charges,
+    requests_of_several_tickets,
+)
 from penstock.proofs.requests import request_catalog, with_stop
 
 TOKENS = [(index, 100 + index) for index in range(8)]
@@ -121,6 +126,13 @@ def test_a_request_charged_in_full_by_two_tickets_is_found():
 
 def test_two_attempts_that_share_prompt_and_tokens_are_charged_once():
     assert charges(("t1", 5, 3, "cancelled"), ("t2", 0, 5, "length")) == ChargeFindings(seen_tokens=8, charged_tokens=8)
+
+
+def test_requests_of_which_edges_have_settled_several_tickets_are_found():
+    named = {"t1": "r", "t2": "r", "t3": "other", "t4": "other"}
+    rows = [LedgerCharge(ticket_id, 5, 8, "length") for ticket_id in ("t1", "t2", "t3", "t9")]
+    rows.append(LedgerCharge("t4", 0, 0, "lost"))
+    assert requests_of_several_tickets(rows, named) == {"r"}
 
 
 def test_a_lost_attempt_is_charged_with_its_continuation():

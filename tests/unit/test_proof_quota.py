@@ -1,6 +1,9 @@
 """The checks of the proof `quota` find what a wrong auth would do."""
 
+import orjson
+
 from penstock.proofs.checks.quota import EngineCount, LedgerEntry, TenantLimits, check_engine_counts, check_limits
+from penstock.proofs.live.quota import cut_off_tickets
 
 
 def entry(number, at=0.0, tokens=10, *, outcome="stop", tenant="acme", lasts=1.0, ticket="", reserved=100):
@@ -72,3 +75,29 @@ def test_tokens_after_a_stop_string_are_not_charged_and_those_after_a_cancel_are
     assert check_engine_counts([entry(0, outcome="cancelled")], counts, {"t-0"}).different == 1
     assert check_engine_counts([entry(0, tokens=12)], counts, {"t-0"}).different == 1
     assert check_engine_counts([entry(0)], {"t-0": EngineCount(11)}, {"t-0"}).different == 1
+
+
+def test_a_ticket_that_was_cut_off_from_its_worker_pays_at_most_what_was_made():
+    counts = {"t-0": EngineCount(10, is_cut_off=True)}
+    for tokens, different in ((0, 0), (9, 0), (10, 0), (11, 1)):
+        findings = check_engine_counts([entry(0, tokens=tokens)], counts, {"t-0"})
+        assert (findings.cut_off, findings.different) == (1, different)
+
+
+def test_a_ticket_is_cut_off_if_its_edge_lost_the_stream_to_its_worker_before_its_end(tmp_path):
+    def at(second):
+        return f"2026-01-01T00:00:{second:02}+00:00"
+
+    edge = {"instance_id": "edge-1.a"}
+    done = {**edge, "event": "ticket_done", "total_s": 5.0}
+    events = [
+        {**edge, "event": "link_down", "peer": "worker-1.a", "timestamp": at(10)},
+        {**done, "ticket_id": "cut", "timestamp": at(12)},
+        {**done, "ticket_id": "earlier", "timestamp": at(8)},
+        {**done, "ticket_id": "later", "timestamp": at(17)},
+        {**done, "ticket_id": "elsewhere", "timestamp": at(12)},
+        {**done, "instance_id": "edge-2.a", "ticket_id": "of another edge", "timestamp": at(12)},
+    ]
+    (tmp_path / "edge-1.log").write_bytes(b"\n".join(map(orjson.dumps, events)))
+    workers = {each: {"worker-1.a"} for each in ("cut", "earlier", "later", "of another edge")}
+    assert cut_off_tickets(tmp_path, workers | {"elsewhere": {"worker-2.a"}}) == {"cut"}

@@ -8,6 +8,7 @@ byte while others are unread. With a write end that does not block, it does.
 """
 
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,14 +20,15 @@ import grpc
 def unblocked_poller() -> Iterator[None]:
     """Run `grpc.aio` with a poller whose writes do not block, until the block ends.
 
-    Enter it on the loop that will use gRPC, before any channel or server is made. `grpc.aio` offers no access to its
-    socket pair, so that its creation is intercepted.
+    Enter it on the loop that will use gRPC, before any channel or server is made; later it changes nothing. `grpc.aio`
+    offers no access to its socket pair, so that its creation by this thread is intercepted.
     """
-    create = socket.socketpair
+    create, thread = socket.socketpair, threading.get_ident()
 
     def create_unblocked(*args: Any, **options: Any) -> tuple[socket.socket, socket.socket]:
         reader, writer = create(*args, **options)
-        writer.setblocking(False)
+        if threading.get_ident() == thread:
+            writer.setblocking(False)
         return reader, writer
 
     socket.socketpair = create_unblocked

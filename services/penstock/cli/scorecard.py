@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from penstock.bench.tables import new_table
 from penstock.chassis.garbage import freeze_gc
+from penstock.chassis.grpc_poller import unblocked_poller
 from penstock.cli.tables import stderr_console, stdout_console
 from penstock.local_mesh.plan import MeshOptions
 from penstock.proofs.batches.proof import BatchOptions, batch
@@ -52,11 +53,12 @@ async def scorecard(proofs: Sequence[str], mesh: MeshOptions, *, as_json: bool, 
     """Raises Exit with 1 for a miss, 3 for a void run."""
     freeze_gc()  # so that garbage collection does not disturb measurements
     cards = []
-    for proof in proofs:
-        card = await _run_proof(proof, mesh, given)
-        cards.append(card)
-        if not as_json:
-            _show_card(card)
+    with unblocked_poller():  # before the channels to processes, which are opened before those of clients
+        for proof in proofs:
+            card = await _run_proof(proof, mesh, given)
+            cards.append(card)
+            if not as_json:
+                _show_card(card)
     if as_json:
         stdout_console.print_json(data=[card.to_json() for card in cards])
     if code := exit_code(cards):

@@ -12,6 +12,7 @@ import grpc
 
 from penstock.chassis.channels import CHANNEL_OPTIONS, channel
 from penstock.chassis.errors import DeadlineExceeded, PenstockError, Unavailable, error_from_rpc
+from penstock.chassis.grpc_poller import unblocked_poller
 from penstock.chassis.lifecycle import background
 from penstock.client.retries import CONNECTION_LOST
 from penstock.client.target_rotation import REFUSAL_COOLDOWN_S, TargetRotation
@@ -65,6 +66,9 @@ class Endpoints:
         self._stack = AsyncExitStack()
 
     async def open(self) -> None:
+        # While the application holds its loop, a blocked poller would answer no pings: all answers would lose their
+        # connections to edges that live, and be computed again.
+        self._stack.enter_context(unblocked_poller())
         for target in (*self._targets, *self._failover):
             opened = await self._stack.enter_async_context(self._channel(target))
             self._endpoints[target] = Endpoint(target, opened, InferenceStub(opened), target in self._failover)

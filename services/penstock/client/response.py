@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from types import TracebackType
 from typing import Protocol, Self
+from uuid import uuid4
 
 from penstock.chassis.durations import seconds_of
 from penstock.chassis.errors import DeadlineExceeded, PenstockError, Unavailable
@@ -37,7 +38,7 @@ class Generation:
         self._transport = transport
         self._budget = budget
         self._timeout = seconds_of(request.timeout) if request.HasField("timeout") else None
-        self._progress = Progress(request)
+        self._progress = Progress(_repeatable(request))
         self._chunks = self._read_chunks()
         self.attempted_at: list[float] = []  # monotonic s of the start of each attempt
 
@@ -129,3 +130,17 @@ class Generation:
             text = f"no time is left for another attempt after: {error.message}"
             raise DeadlineExceeded(text) from error
         await asyncio.sleep(wait)
+
+
+def _repeatable(request: GenerateRequest) -> GenerateRequest:
+    """Return the request with an id and a seed of its answer, which all attempts have.
+
+    An edge that lives goes on with an attempt whose connection was lost, and may charge its prompt, before the client
+    has read the id and the seed that the edge would choose.
+    """
+    named = GenerateRequest()
+    named.CopyFrom(request)
+    named.answer_id = uuid4().hex
+    if not named.sampling.HasField("seed"):
+        named.sampling.seed = random.getrandbits(64)  # not security
+    return named

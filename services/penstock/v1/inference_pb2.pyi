@@ -129,6 +129,7 @@ class GenerateRequest(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     FORM_FIELD_NUMBER: _builtins.int
     N_FIELD_NUMBER: _builtins.int
+    ANSWER_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the client to find the request in logs and traces, at most 128 characters of [A-Za-z0-9._:-].
     If empty, the edge generates one and returns it in `accepted`.
@@ -155,6 +156,12 @@ class GenerateRequest(_message.Message):
     is the answer that its seed gives alone. Each is placed, resumed after a lost worker, and counted by limits of
     requests by itself. The first error of a choice ends the response. Above 1 not with `resume` and not on a session,
     which starts a request for each answer.
+    """
+    answer_id: _builtins.str
+    """Id of the answer, chosen by the client at random, at most 128 characters of [A-Za-z0-9._:-]. A client that sends the
+    request again, because its connection was lost before `accepted`, repeats this id and the seed: the prompt is then
+    charged once, also if the first edge goes on with the request. Empty: the edge chooses one. Ignored with
+    `resume.answer_id`. Not with `n` above 1.
     """
     @_builtins.property
     def chat(self) -> Global___Chat:
@@ -208,10 +215,11 @@ class GenerateRequest(_message.Message):
         ignore_eos: _builtins.bool = ...,
         form: Global___Form | None = ...,
         n: _builtins.int = ...,
+        answer_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "chat", b"chat", "form", b"form", "input", b"input", "max_output_tokens", b"max_output_tokens", "resume", b"resume", "sampling", b"sampling", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "chat", b"chat", "explain", b"explain", "form", b"form", "ignore_eos", b"ignore_eos", "input", b"input", "max_output_tokens", b"max_output_tokens", "model", b"model", "n", b"n", "priority", b"priority", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "stop", b"stop", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "answer_id", b"answer_id", "chat", b"chat", "explain", b"explain", "form", b"form", "ignore_eos", b"ignore_eos", "input", b"input", "max_output_tokens", b"max_output_tokens", "model", b"model", "n", b"n", "priority", b"priority", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "stop", b"stop", "text", b"text", "timeout", b"timeout", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_output_tokens: _TypeAlias = _typing.Literal["max_output_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_output_tokens: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens"]  # noqa: Y015
@@ -605,9 +613,10 @@ class Resume(_message.Message):
     ANSWER_ID_FIELD_NUMBER: _builtins.int
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     answer_id: _builtins.str
-    """Id of the answer from `accepted`; may be set without ids. The answer's prompt and each of its tokens are then
-    charged once, even if the first edge was lost. If empty, or of another input, sampling or seed, the request is
-    charged separately.
+    """Id of the answer from `accepted`; may be set without ids. The answer's prompt is then charged once, and so is each
+    token that one of its requests has generated, even if the first edge was lost. Tokens that are generated again,
+    because their client had not received them, are charged again. If empty, or of another input, sampling or seed, the
+    request is charged separately.
     """
     model_version: _builtins.str
     """Version of the model from `accepted`. With `token_ids`, the answer continues on this version only: ABORTED /
@@ -697,7 +706,7 @@ class Accepted(_message.Message):
     seed: _builtins.int
     """Seed in use, given or drawn."""
     answer_id: _builtins.str
-    """Id of the answer for `resume`; the same in every `accepted` of one answer."""
+    """Id of the answer for `resume`; the same in every `accepted` of one answer, and that of the request if it names one."""
     model_version: _builtins.str
     """Version of the model that answers: a digest of weights, tokenizer, chat template and settings. For `resume`."""
     def __init__(

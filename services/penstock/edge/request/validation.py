@@ -42,10 +42,9 @@ def _violations(spec: RequestSpec) -> Violations:
 
 
 def _names(spec: RequestSpec) -> Violations:
-    if not is_request_id(spec.request_id):
-        yield "request_id", f"is at most {limits.REQUEST_ID_CHARS} characters of letters, digits and ._:-"
-    if not is_request_id(spec.answer_id):
-        yield "answer_id", "is not an id that `accepted` returned"
+    for name, value in (("request_id", spec.request_id), ("answer_id", spec.answer_id)):
+        if not is_request_id(value):
+            yield name, f"is at most {limits.REQUEST_ID_CHARS} characters of letters, digits and ._:-"
     if not is_request_id(spec.model_version):
         yield "model_version", "is not a version that `accepted` returned"
     yield from _at_most("model", _size(spec.model), limits.MODEL_NAME_BYTES, "bytes")
@@ -97,7 +96,7 @@ def _numbers(spec: RequestSpec) -> Violations:
         yield from _above("timeout_s", spec.timeout_s, 0, limits.TIMEOUT_S)
     yield from _within("n", spec.n, 1, limits.CHOICES)
     if spec.n > 1 and (spec.resume_ids or spec.answer_id):
-        yield "n", f"is {spec.n}; an answer is resumed alone"
+        yield "n", f"is {spec.n}; an answer with an id, or that is resumed, is generated alone"
     yield from _within("top_logprobs", spec.top_logprobs, 0, limits.TOP_LOGPROBS)
     yield from _biases(spec.logit_bias)
 

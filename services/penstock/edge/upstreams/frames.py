@@ -44,6 +44,8 @@ def reserve_abandoned(context: RequestContext, plan: GenerationPlan) -> AdmitReq
             prompt_tokens=len(plan.prompt_ids),
             priority=context.spec.priority,
             traceparent=context.telemetry.traceparent,
+            answer_id=context.spec.answer_id,
+            answer_fingerprint=answer_fingerprint(_lasting_name(context), context.spec.input, plan),
         )
     )
 

@@ -201,9 +201,8 @@ def _overcharged(rows: Sequence[LedgerRow], tokens_made: int) -> Iterator[Violat
     tickets = [row.ticket_id for row in settled]
     if len(set(tickets)) != len(tickets):
         yield Violation("charge", f"a ticket was charged more than once: {settled}")
-    prompts = [row.answer_id or row.ticket_id for row in settled if row.prompt_tokens]
-    if len(set(prompts)) != len(prompts):
-        yield Violation("charge", f"the prompt of one answer was charged more than once: {settled}")
+    if sum(row.prompt_tokens > 0 for row in settled) > 1:
+        yield Violation("charge", f"the prompt of one request was charged more than once: {settled}")
     charged = sum(row.output_tokens for row in settled)
     if charged > tokens_made:
         yield Violation("charge", f"{charged} output tokens charged, engines made {tokens_made}")

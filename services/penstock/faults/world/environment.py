@@ -104,6 +104,7 @@ def patched_environment(network: Network, disks: Disks, engine_pool: EnginePool,
         *([patch("penstock.auth.__main__.UsageReader", disk.usage_reader)] if isinstance(disk, RegionDisks) else ()),
         patch("penstock.batch.__main__.opened_store", batches.open_store),
         *_batch_settings(),
+        patch("penstock.client.endpoints.unblocked_poller", nullcontext),  # a world has no sockets
         patch("penstock.edge.__main__.serving_http", http_opener(open_server)),
         patch("penstock.chassis.server.server._serving_operators", _without_operators),
         # A process that is killed leaves its collector in the original registry, and with it its world.

@@ -57,3 +57,14 @@ def _compare_request(transcript: TokenTranscript, charges: Sequence[LedgerCharge
     prompts = sum(each.prompt_tokens > 0 for each in charges)
     findings.double_charged_prompts += prompts > 1
     findings.uncharged_prompts += bool(seen) and not prompts
+
+
+def requests_of_several_tickets(charges: Iterable[LedgerCharge], request_by_ticket: Mapping[str, str]) -> set[str]:
+    """Return the requests of which edges have settled several tickets.
+
+    The client of such a request left an edge that went on with it: the connection was lost, and the edge was not, or
+    not before it had settled the ticket.
+    """
+    settled = {each.ticket_id for each in charges if each.outcome != LOST_OUTCOME}
+    tickets = Counter(request_by_ticket[each] for each in settled if each in request_by_ticket)
+    return {request_id for request_id, count in tickets.items() if count > 1}

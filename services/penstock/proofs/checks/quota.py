@@ -122,6 +122,7 @@ class EngineFindings:
     """Differences between the ledger and the engines, in tickets."""
 
     compared: int = 0
+    cut_off: int = 0  # whose edge lost its stream to a worker
     different: int = 0
     uncharged: int = 0  # that an engine ran, whose edge ended them, and that the ledger does not have
     charged_twice: int = 0
@@ -133,13 +134,17 @@ class EngineCount(NamedTuple):
 
     made: int
     is_stopped: bool = False  # whether the edge stopped a run
+    is_cut_off: bool = False  # whether the edge lost its stream to a worker, whose run then went on until it noticed
 
     def is_charged_by(self, row: LedgerEntry) -> bool:
         """Whether a row charges these tokens.
 
         An answer does not pay for tokens after its stop string, which the engine makes until the edge stops it: these
-        answers are compared with what their clients received. A cancelled one pays for all.
+        answers are compared with what their clients received. A cancelled one pays for all. No answer pays for tokens
+        that a worker made after the edge lost its stream.
         """
+        if self.is_cut_off:
+            return row.made_tokens <= self.made
         if row.outcome == "stop" and self.is_stopped:
             return row.made_tokens <= self.made
         return row.made_tokens == self.made
@@ -157,6 +162,7 @@ def check_engine_counts(
     for ticket_id in counts.keys() & set(ended):
         found = [each for each in rows.get(ticket_id, ()) if each.outcome != LOST_OUTCOME]
         findings.compared += 1
+        findings.cut_off += counts[ticket_id].is_cut_off
         if not found:
             findings.uncharged += 1
             findings.examples.append(f"{ticket_id}: the ledger does not have it")
@@ -170,6 +176,7 @@ def check_engine_counts(
 def engine_lines(findings: EngineFindings) -> list[CardLine]:
     return [
         reported("tickets compared with the engines", findings.compared),
+        reported("of them cut off from their worker, charged at most what it made", findings.cut_off),
         exactly("of them with other tokens in the ledger", findings.different, 0),
         exactly("of them not in the ledger", findings.uncharged, 0),
         exactly("tickets with two rows in the ledger", findings.charged_twice, 0),

@@ -1,8 +1,8 @@
 """Links that are cut in one or both directions, with connections left open, are detected and bypassed.
 
 A client that is cut off from its edge resumes through another edge. The tokens that the first edge generates until it
-detects the cut are charged, as for any client that disconnects. So is the prompt of a client that was cut off before
-it received its `answer_id`. Both are reported. The charges of all other requests are exact.
+detects the cut are charged, as for any client that disconnects, and reported. The charges of all prompts, and of all
+other requests, are exact.
 """
 
 import asyncio
@@ -125,7 +125,7 @@ def _charge_lines(
         exactly("of them: tokens seen and not charged", cut_off.undercharged_tokens, 0),
         exactly("of them: tickets charged twice", cut_off.double_charged_tickets, 0),
         reported("of them: tokens generated until the cut was detected", cut_off.overcharged_tokens),
-        reported("of them: prompts charged again", cut_off.double_charged_prompts),
+        exactly("of them: prompts charged again", cut_off.double_charged_prompts, 0),
     ]
 
 

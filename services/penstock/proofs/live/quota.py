@@ -8,7 +8,7 @@ import asyncio
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +33,12 @@ from penstock.proofs.card import (
     reported,
 )
 from penstock.proofs.checks.injected_faults import InjectedFault, void_reason
-from penstock.proofs.checks.ledger import check_charges
+from penstock.proofs.checks.ledger import (
+    ChargeFindings,
+    LedgerCharge,
+    check_charges,
+    requests_of_several_tickets,
+)
 from penstock.proofs.checks.quota import (
     EngineCount,
     TenantLimits,
@@ -68,6 +73,7 @@ MAX_TAKEOVER_S = 2.0
 SETTLING_S = (
     0.5  # s after the end of a request in which its settlement reaches auth; those of cancelled ones are bundled
 )
+LOGGING_S = 0.5  # s between the loss of a stream and its log line, which may follow that of a ticket that it ended
 PAUSE_AFTER_REJECTION_S = 2.0  # s; clients of tenants with limits do not send without end
 AUTH_LOST = "AUTH_LOST"
 OVER_LIMIT = "QUOTA_EXCEEDED"  # what clients of tenants with limits may receive
@@ -222,10 +228,30 @@ def outcome_lines(transcripts: Sequence[TokenTranscript]) -> list[CardLine]:
 
 def engine_counts(folder: Path) -> dict[str, EngineCount]:
     counts: dict[str, EngineCount] = defaultdict(lambda: EngineCount(0))
+    workers: dict[str, set[str]] = defaultdict(set)
     for each in read_events(folder, "worker", "run_ended"):
-        made, is_stopped = counts[each["ticket_id"]]
-        counts[each["ticket_id"]] = EngineCount(made + each["output_tokens"], is_stopped or "stop_requested_at" in each)
-    return counts
+        ticket_id, count = each["ticket_id"], counts[each["ticket_id"]]
+        is_stopped = count.is_stopped or "stop_requested_at" in each
+        counts[ticket_id] = EngineCount(count.made + each["output_tokens"], is_stopped)
+        workers[ticket_id].add(each["instance_id"])
+    cut_off = cut_off_tickets(folder, workers)
+    return {ticket_id: count._replace(is_cut_off=ticket_id in cut_off) for ticket_id, count in counts.items()}
+
+
+def cut_off_tickets(folder: Path, workers: Mapping[str, Collection[str]]) -> set[str]:
+    """Return the tickets whose edge lost its stream to one of their `workers` before it ended them."""
+    lost_at: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for each in read_events(folder, "edge", "link_down"):
+        lost_at[each["instance_id"], each["peer"]].append(unix_time(each))
+    found = set()
+    for each in read_events(folder, "edge", "ticket_done"):
+        ticket_id, ended_at = each["ticket_id"], unix_time(each)
+        of_ticket = (
+            at for worker in workers.get(ticket_id, ()) for at in lost_at.get((each["instance_id"], worker), ())
+        )
+        if any(ended_at - each["total_s"] <= at <= ended_at + LOGGING_S for at in of_ticket):
+            found.add(ticket_id)
+    return found
 
 
 def settled_tickets(folder: Path, faults: Sequence[InjectedFault]) -> set[str]:
@@ -239,11 +265,37 @@ def settled_tickets(folder: Path, faults: Sequence[InjectedFault]) -> set[str]:
 
 
 def answer_charge_lines(run: FaultRun, transcripts: Sequence[TokenTranscript]) -> list[CardLine]:
-    """The charges of complete answers, which may have several tickets, and the tokens that their clients received."""
-    by_ticket = requests_by_ticket(run.folder)
+    """The charges of complete answers, and the tokens that their clients received.
+
+    A client whose connection is lost leaves an edge that may live, and that goes on until it detects the loss. What the
+    engine makes until then is charged as computed, so that these requests are judged apart.
+    """
+    rows, by_ticket = read_ledger(run.folder), requests_by_ticket(run.folder)
+    departed = requests_of_several_tickets(rows, by_ticket)
+    groups = (
+        [each for each in transcripts if each.request_id not in departed],
+        [each for each in transcripts if each.request_id in departed],
+    )
+    stayed, left = (check_charges(group, _rows_of(group, rows, by_ticket), by_ticket) for group in groups)
+    return [*charge_lines(stayed), *departure_lines(left, len(groups[1]))]
+
+
+def _rows_of(
+    transcripts: Sequence[TokenTranscript], rows: Sequence[LedgerCharge], request_by_ticket: Mapping[str, str]
+) -> list[LedgerCharge]:
     requests = {each.request_id for each in transcripts}
-    rows = [each for each in read_ledger(run.folder) if by_ticket.get(each.ticket_id) in requests]
-    return charge_lines(check_charges(transcripts, rows, by_ticket))
+    return [each for each in rows if request_by_ticket.get(each.ticket_id) in requests]
+
+
+def departure_lines(left: ChargeFindings, requests: int) -> list[CardLine]:
+    return [
+        reported("requests whose client lost its connection to an edge that lived", requests),
+        reported("of them: tokens made for a client that had left, charged", left.overcharged_tokens),
+        exactly("of them: tokens seen and not charged", left.undercharged_tokens, 0),
+        exactly("of them: prompts charged twice", left.double_charged_prompts, 0),
+        exactly("of them: prompts not charged", left.uncharged_prompts, 0),
+        exactly("of them: tickets charged twice", left.double_charged_tickets, 0),
+    ]
 
 
 def takeover_lines(folder: Path, faults: Sequence[InjectedFault]) -> list[CardLine]:

@@ -39,6 +39,7 @@ FIELD_PATHS: Mapping[str, str] = MappingProxyType(
         "model_version": "resume.model_version",
     }
 )
+CHOSEN_ID_PATHS = MappingProxyType({**FIELD_PATHS, "answer_id": "answer_id"})  # of a request that names its answer
 
 
 def spec_of(request: GenerateRequest) -> RequestSpec:
@@ -65,14 +66,15 @@ def spec_of(request: GenerateRequest) -> RequestSpec:
         priority=request.priority,
         timeout_s=seconds_of(request.timeout) or None,
         resume_ids=tuple(request.resume.token_ids),
-        answer_id=request.resume.answer_id,
+        answer_id=request.resume.answer_id or request.answer_id,
+        is_first_run=not request.resume.answer_id,
         model_version=request.resume.model_version,
         form=_form(request),
         n=request.n or 1,
         top_logprobs=sampling.top_logprobs,
         logit_bias=tuple(sorted(sampling.logit_bias.items())),
     )
-    validate(spec, FIELD_PATHS)
+    validate(spec, FIELD_PATHS if request.resume.answer_id else CHOSEN_ID_PATHS)
     return spec
 
 
