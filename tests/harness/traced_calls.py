@@ -53,7 +53,7 @@ async def _grpc_tokens(call: TracedCall) -> AsyncIterator[int]:
     metadata = (("authorization", f"Bearer {call.key}"), ("traceparent", call.traceparent))
     request = GenerateRequest(**greedy("a prompt", call.tokens_wanted), timeout=timedelta(seconds=call.timeout))
     async with channel(call.mesh.plan.proxy) as to_proxy:
-        stream = InferenceStub(to_proxy).Generate(request, metadata=metadata, timeout=30.0)
+        stream = InferenceStub(to_proxy).Generate(request, metadata=metadata, timeout=30.0, wait_for_ready=True)
         try:
             async for frame in stream:
                 for index, _ in enumerate(frame.delta.token_ids, frame.delta.first_index):

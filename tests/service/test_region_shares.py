@@ -16,7 +16,7 @@ from stores import new_database
 pytestmark = pytest.mark.usefixtures("fast")
 __all__ = ["fast"]
 LIMIT = 60  # requests per minute
-STEP_S = 0.1
+STEP_S = 0.2
 TENANT_SCOPE = ""
 
 

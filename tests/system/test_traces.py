@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from mesh import kill_busy_worker, running_mesh, wait_at_rest
+from mesh import kill_busy_worker, running_mesh, wait_at_rest, wait_for_figures
 from otlp_receiver import Receiver, otlp_receiver
 from penstock.local_mesh.mesh import LocalMesh
 from penstock.local_mesh.operator_channels import operator_channel
@@ -25,6 +25,7 @@ SETTINGS = (
 WORKERS = 4  # of which each door kills one
 TOKENS = 8
 LONG = 150  # tokens; 1.5 s
+LONGEST = 450  # tokens that the context of the model has room for; 4.5 s
 REQUEST = "text_completion tiny"
 STAGES = {
     "edge.tokenize": "penstock-edge",
@@ -65,13 +66,17 @@ class TracedMesh:
 
     async def shed(self):
         """Shed one request at each door, while one runs on the last worker and one waits."""
+        queue = self.mesh.plan.processes_of("queue")[0].admin_address
         async with asyncio.TaskGroup() as group:
-            for _ in range(2):
-                busy = TracedCall(self.mesh, "grpc", self.mesh.api_key, 2 * LONG, trace_id=new_trace_id())
-                group.create_task(is_rejected(busy))
-                await asyncio.sleep(0.2)
+            busy = []
+            for figure in ("running", "waiting"):
+                call = TracedCall(self.mesh, "grpc", self.mesh.api_key, LONGEST, trace_id=new_trace_id())
+                busy.append(group.create_task(is_rejected(call)))
+                await wait_for_figures(queue, lambda found, figure=figure: found[figure] >= 1)
             for door in DOORS:
                 assert await is_rejected(self.call(door, "shed"))
+            for each in busy:
+                each.cancel()
 
 
 @asynccontextmanager
