@@ -188,6 +188,7 @@ async def test_a_bench_reports_every_request_and_no_token_out_of_order(tiny_mode
     assert set(figures["cpu_s_by_tier"]) == {"edge", "auth", "queue", "scheduler", "worker"}
 
 
+@pytest.mark.alone
 async def test_a_comparison_of_batching_writes_a_plot(tiny_model, tmp_path):
     picture = tmp_path / "batching.png"
     load = ("--requests", "16", "--concurrency", "16", "--prompt-tokens", "8", "--output-tokens", "2:40")
