@@ -83,17 +83,17 @@ def lost_streams(plan, rng):
 def the_home_spends_what_a_region_has_not_given_up(decide, self, *given):
     changes = decide(self, *given)
     for each in changes:
-        self._scopes[each.row.tenant_id, each.row.scope].set_bound(each.row.region, each.row.share)
+        self._grants((each.row.tenant_id, each.row.scope)).set_bound(each.row.region, each.row.share)
     return changes
 
 
 @mutant(GrantedShares, "on_held", mutate_plan=shared_limits)
 def a_lowering_is_counted_twice(on_held, self, region, number, row):
-    before = self._scopes[row.tenant_id, row.scope].bound(region)
+    before = self._grants((row.tenant_id, row.scope)).bound(region)
     rows = on_held(self, region, number, row)
     for each in rows:
         twice = Share(*(2 * now - former for now, former in zip(each.share, before, strict=True)))
-        self._scopes[each.tenant_id, each.scope].set_bound(region, twice)
+        self._grants((each.tenant_id, each.scope)).set_bound(region, twice)
     return rows
 
 
