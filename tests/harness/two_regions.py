@@ -2,7 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edge_mesh import TIMEOUT_S, EdgeMesh, FakeWorker, edge_mesh
 from penstock.chassis.errors import Overloaded
@@ -18,6 +18,7 @@ class TwoRegions:
     home: EdgeMesh
     us: EdgeMesh
     link: TcpRelay  # between the edges
+    begun: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))  # answers with a token
 
     def shed_at_home(self, count=1):
         """The queue at home rejects the next tickets."""
@@ -28,6 +29,8 @@ class TwoRegions:
         texts, finished = [], None
         async for response in self.home.generate(text, **fields):
             if response.HasField("delta"):
+                if not texts:
+                    self.begun.release()
                 texts.append(response.delta.text)
             elif response.HasField("finished"):
                 finished = response.finished

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from edge_calls import wait_at_rest
-from edge_mesh import FakeWorker, edge_mesh, text_of
+from edge_mesh import TIMEOUT_S, FakeWorker, edge_mesh, text_of
 from line_streams import CHAT, line_client
 from penstock.chassis.errors import Overloaded, QuotaExceeded
 from penstock.edge.api.lines import service as lines_service
@@ -209,7 +209,9 @@ async def test_a_draining_edge_ends_a_line_whose_charge_is_on_the_way_and_refuse
         assert await charges(mesh, 1) == [(2, 5)]
         draining = asyncio.create_task(mesh.drain())
         lines.start(2, completion())
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(TIMEOUT_S):
+            while (await mesh.figures())["lines"] < 2:  # noqa: ASYNC110  # figures are polled
+                await asyncio.sleep(0.01)
         assert not lines.ended
         mesh.auth.confirm()
         assert (await lines.end_of(1)).verdict == pb.LINE_VERDICT_ANSWERED

@@ -151,6 +151,7 @@ async def test_a_cut_among_many_answers_loses_no_token_and_charges_each_answer_o
         answers = [asyncio.create_task(regions.answer(max_output_tokens=TOKENS)) for _ in range(count)]
         for _ in range(count):
             await asyncio.wait_for(regions.us.workers[0].paused.get(), 20.0)
+            await asyncio.wait_for(regions.begun.acquire(), 20.0)
         regions.link.cut(CutDirection.DOWNSTREAM)  # the other region still hears of us
         assert {text for text, _ in await asyncio.gather(*answers)} == {text_of(TOKENS)}
         settles = [await asyncio.wait_for(regions.home.auth.settles.get(), 20.0) for _ in range(count)]

@@ -58,7 +58,7 @@ class Target:
     @asynccontextmanager
     async def stream(self, **hello):
         async with channel(self.address) as to_server:
-            call = self.method(to_server)()
+            call = self.method(to_server)(wait_for_ready=True)
             fields = {"protocol": 1, "instance_id": "hostile", "tier": "client", "address": "h:1", **hello}
             await call.write(self.frame_type(hello=Hello(**fields)))
             try:

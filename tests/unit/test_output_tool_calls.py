@@ -2,7 +2,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.edge.output.answer import Answer, AnswerParser, OutputFormat, call_id, parse_answer
@@ -200,6 +200,7 @@ PIECES = st.lists(
 
 
 @given(text=PIECES, cuts=st.lists(st.integers(0, 120)), tool_format=st.sampled_from(FORMATS), is_open=st.booleans())
+@example(text='{"name": "f", "parameters": {"a": <tool_call>', cuts=[], tool_format=LLAMA, is_open=False)
 def test_events_do_not_depend_on_how_the_text_is_divided(text, cuts, tool_format, is_open):
     output = OutputFormat(NAMES, tool_format, reasoning=THINK, begins_in_reasoning=is_open)
     bounds = [0, *sorted({min(cut, len(text)) for cut in cuts}), len(text)]

@@ -159,13 +159,14 @@ class ToolCallParser:
             scan = call.scanner.scan(text, depth)
             part, text = text[: call.scanner.position], text[call.scanner.position :]
             call.parts.append(part)
+            if call.is_in_arguments:
+                if part:  # else they were invalid from here on
+                    events.append(CallArguments(self._calls - 1, part))
+                call.is_in_arguments = scan is Scan.INCOMPLETE
             if scan is Scan.INVALID:
                 self._buffer = text
                 self._break_call(events)
                 return True
-            if call.is_in_arguments:
-                events.append(CallArguments(self._calls - 1, part))
-                call.is_in_arguments = scan is Scan.INCOMPLETE
             if scan is Scan.CLOSED and depth == 0:
                 self._buffer = text
                 self._end_object(events)

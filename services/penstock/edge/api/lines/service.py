@@ -53,7 +53,7 @@ class LineService(LineServiceServicer):
     @property
     def figures(self) -> dict[str, float]:
         """Figures of the admin snapshot."""
-        return {"lines": sum(len(each.runs) for each in self._streams), "line_streams": len(self._streams)}
+        return {"lines": sum(len(each) for each in self._streams), "line_streams": len(self._streams)}
 
     async def Run(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # yields nothing
         async with accept_stream(
@@ -103,6 +103,10 @@ class _LineStream:
         self._refused: list[int] = []  # lines that arrived after the release
         self._tasks: set[asyncio.Task[None]] = set()  # of lines that have not unwound
 
+    def __len__(self) -> int:
+        """Return the number of lines that have not ended."""
+        return len(self.runs) + len(self._refused)
+
     def on_frame(self, frame: pb.RunRequest) -> None:
         match frame.WhichOneof("frame"):
             case "start":
@@ -114,7 +118,7 @@ class _LineStream:
         if start.number in self.runs:
             text = f"line {start.number} is running; give each line a number of its own"
             raise InvalidArgument(text, field="number", reason="LINE_NUMBER_IN_USE")
-        if len(self.runs) + len(self._refused) >= MAX_LINES:
+        if len(self) >= MAX_LINES:
             text = f"this edge runs {MAX_LINES} lines of this process and accepts no more now"
             self._end(start.number, Overloaded(text, reason="EDGE_FULL", retry_after=RETRY_AFTER_S))
         elif self._is_released:
