@@ -16,7 +16,7 @@ pytestmark = needs_prometheus
 SLOTS, MAX_DEPTH = 4, 60
 FIRES_WITHIN_S = 180
 # Quantiles need an event of their histogram; `$__rate_interval` is that of Grafana at a scrape interval of 1 s.
-REGION_PANELS = ("Between regions", "Requests in other regions", "Regions", "Home region")
+REGION_PANELS = ("Between regions", "Requests in other regions", "Regions", "Home region", "Unconfirmed usage")
 VARIABLES = {"$__rate_interval": "1m", "$tenant": "default"}
 FIRING = 'ALERTS{alertname="PenstockRequestsShed", alertstate="firing", severity="page"}'
 
