@@ -8,6 +8,8 @@ from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, Failpoint
 from penstock.faults.plan import FaultKind, PlannedFault, plan_for_seed
 from penstock.faults.run import run_plan
 
+pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
+
 RUN = "penstock.mesh.v1.RegionService/Run"
 SEED = 3  # several requests leave their region
 OFFER, STARTED, STEP = (
