@@ -20,7 +20,7 @@ LONG_SEEDS = seeds_of_this_commit(80)  # likewise, with `--longest-freeze 40`; t
 REPLICA_SEEDS = seeds_of_this_commit(400)  # likewise, with `--auth-replicas`
 RESPONSE_SEEDS = seeds_of_this_commit(400)  # likewise, with `--responses`
 BATCH_SEEDS = seeds_of_this_commit(48)  # likewise, with `--batches`
-REGION_SEEDS = seeds_of_this_commit(120)  # likewise, with `--regions`
+REGION_SEEDS = seeds_of_this_commit(160)  # likewise, with `--regions`
 
 
 def test_no_seed_violates_a_guarantee():
