@@ -6,6 +6,7 @@ import os
 import pytest
 from hypothesis import settings
 from structlog.contextvars import clear_contextvars
+from xdist.scheduler import LoadFileScheduling
 
 from penstock.faults.leftovers import collect_finished_worlds
 
@@ -15,6 +16,28 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A deadline per example measures the machine, not the code. Bounded numbers of examples bound the time instead.
 settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
+
+
+class FileScheduling(LoadFileScheduling):
+    """Files of tests for processes of pytest-xdist, also if a process crashes at the end of the run.
+
+    pytest-xdist 3.8 gives the process that takes the place of a crashed one the finished files first, one at each
+    result, and a process begins a test only if it knows the next one. So the new process waits for ever.
+    """
+
+    def remove_node(self, node):
+        files = self.assigned_work[node]
+        self.assigned_work[node] = {file: tests for file, tests in files.items() if not all(tests.values())}
+        return super().remove_node(node)
+
+    def schedule(self):
+        super().schedule()
+        for node in self.nodes:
+            self._reschedule(node)  # a second file, or the end
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return FileScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection_finish():

@@ -1,6 +1,7 @@
 """A real Envoy with a real control plane in front of backends that the test controls."""
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ from free_ports import free_port
 from penstock.routing.bootstrap import bootstrap
 
 ENVOY = Path(sys.executable).parent / "envoy"
+LINE_TIMEOUT_S = 60.0
 ECHO = "/penstock.v1.Inference/"  # the proxy forwards no other service
 SERVER_OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
@@ -143,10 +145,12 @@ class LoggedProcess:
 
     async def wait_for_line(self, *fragments):
         """Read to the next line with all the fragments; skipped lines are in `lines`."""
-        while raw := await self.child.stderr.readline():
-            self.lines.append(raw.decode(errors="replace"))
-            if all(fragment in self.lines[-1] for fragment in fragments):
-                return self.lines[-1]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINE_TIMEOUT_S):
+                while raw := await self.child.stderr.readline():
+                    self.lines.append(raw.decode(errors="replace"))
+                    if all(fragment in self.lines[-1] for fragment in fragments):
+                        return self.lines[-1]
         raise AssertionError(f"{fragments} were not logged:\n" + "".join(self.lines))
 
 

@@ -10,13 +10,14 @@ from envoy_proxy import ECHO, Backend, EnvoyProxy
 from free_ports import free_port
 from operators import admin_socket
 
+STAT_TIMEOUT_S = 60.0
 KNOWN = (("authorization", GOOD),)
 
 
 async def wait_for_stat(front, name, is_reached):
     """Return once `is_reached(value)` is true of a statistic of the proxy."""
     url = f"http://127.0.0.1:{front.admin_port}/stats?filter=^{name}$"
-    async with httpx.AsyncClient() as http:
+    async with asyncio.timeout(STAT_TIMEOUT_S), httpx.AsyncClient() as http:
         while not is_reached(int((await http.get(url)).text.rpartition(": ")[2])):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
