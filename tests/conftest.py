@@ -1,6 +1,9 @@
 """Configuration of every test."""
 
+import asyncio
+import functools
 import gc
+import inspect
 import os
 
 import pytest
@@ -16,6 +19,25 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A deadline per example measures the machine, not the code. Bounded numbers of examples bound the time instead.
 settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
+
+
+TIMEOUT_S = 270.0  # of a coroutine; less than that of pytest-timeout
+
+
+def pytest_collection_modifyitems(items):
+    """Let its event loop end a coroutine that hangs. A signal ends the loop anywhere, also inside gRPC: tests crash."""
+    for item in items:
+        if inspect.iscoroutinefunction(item.obj) and not item.get_closest_marker("timeout"):
+            item.obj = _bounded(item.obj)
+
+
+def _bounded(test):
+    @functools.wraps(test)
+    async def run(*args, **fixtures):
+        async with asyncio.timeout(TIMEOUT_S):
+            return await test(*args, **fixtures)
+
+    return run
 
 
 class FileScheduling(LoadFileScheduling):
