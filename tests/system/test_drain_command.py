@@ -9,6 +9,7 @@ from mesh import TIMEOUT_S, greedy, read_answer, running_mesh, stub_client, wait
 from penstock.v1.inference_pb2 import Sampling
 
 SLOW = ("PENSTOCK_WORKER_SIM_BASE_S=0.02",)  # answers that outlast a few drains
+SLOWER = ("PENSTOCK_WORKER_SIM_BASE_S=0.06",)  # an answer that outlasts the start of a command on a busy machine
 TOKENS = 120
 
 
@@ -37,7 +38,7 @@ async def test_a_drained_process_exits_with_0_while_answers_continue(tiny_model,
 
 
 async def test_a_drained_edge_finishes_its_answers_first(tiny_model):
-    async with running_mesh(edges=2, engine="sim", model=tiny_model, settings=SLOW) as mesh:
+    async with running_mesh(edges=2, engine="sim", model=tiny_model, settings=SLOWER) as mesh:
         victim = mesh.processes.named("edge-2")
         async with stub_client(mesh, victim.spec.address) as client:
             answer = asyncio.create_task(read_answer(client.generate(**seeded())))
