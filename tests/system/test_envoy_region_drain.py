@@ -48,7 +48,10 @@ async def test_a_drained_region_gets_no_new_call_cuts_none_and_returns_in_steps(
             assert {await eu.unary() for _ in range(20)} == {b"eu0"}  # the last resort
             [restored] = await regions(eu, "restore", "eu")
             assert restored["sharePercent"] == 25
-            await routes_have_changed(eu, '"eu":100.0')  # after 50 and 75 %
+            await routes_have_changed(eu, '"eu":100.0')
+            lines = [json.loads(each) for each in eu.front.plane.lines if '"region_shares_changed"' in each]
+            shares = [each["percent"]["eu"] for each in lines]
+            assert shares == sorted({*shares, 25.0, 100.0}), shares  # 50 and 75 between them, if the machine had time
             await sees_healthy(us.front, "region_eu", 1)
             assert {await eu.unary() for _ in range(20)} == {b"eu0"}
             audit = [line for line in eu.front.plane.lines if "regions.restore" in line]
