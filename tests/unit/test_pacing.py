@@ -4,7 +4,6 @@ import asyncio
 import math
 from unittest.mock import Mock
 
-import pytest
 import uvloop
 
 from penstock.chassis import pacing
@@ -15,9 +14,11 @@ from penstock.queue.prediction.prefill_backlog import MAX_CAPACITY_AGE_S
 from penstock.scheduler.dispatcher import REST_TICK_INTERVAL_S
 
 
-@pytest.fixture
-async def timers(monkeypatch):
-    """The times of the timers that are created, in s of the loop."""
+def record_timers(monkeypatch):
+    """Return a list that gets the time of each timer that is created from now on, in s of the loop.
+
+    It is no fixture, because the bound of a test (tests/conftest.py) is a timer, too.
+    """
     created = []
     loop = asyncio.get_running_loop()
     call_at = loop.call_at
@@ -30,21 +31,24 @@ async def timers(monkeypatch):
     return created
 
 
-async def test_a_later_due_time_creates_no_timer(timers):
+async def test_a_later_due_time_creates_no_timer(monkeypatch):
+    timers = record_timers(monkeypatch)
     timer = TickTimer()
     for delay_s in (50.0, 60.0, 50.0):
         timer.expedite(delay_s)
     assert len(timers) == 1
 
 
-async def test_an_equal_due_time_on_a_slightly_different_clock_creates_no_timer(timers):
+async def test_an_equal_due_time_on_a_slightly_different_clock_creates_no_timer(monkeypatch):
+    timers = record_timers(monkeypatch)
     timer = TickTimer()
     timer.expedite(50.0)
     timer.expedite(50.0 - pacing.MIN_ADVANCE_S / 2)
     assert len(timers) == 1
 
 
-async def test_an_earlier_due_time_replaces_the_timer(timers):
+async def test_an_earlier_due_time_replaces_the_timer(monkeypatch):
+    timers = record_timers(monkeypatch)
     timer = TickTimer()
     timer.expedite(3_600.0)
     timer.expedite(0.0)
@@ -76,7 +80,8 @@ def test_a_passed_due_time_can_be_repeated_on_the_loop_of_services():
     uvloop.run(tick())
 
 
-async def test_periodic_work_coincides_with_the_ticks_of_streams(timers):
+async def test_periodic_work_coincides_with_the_ticks_of_streams(monkeypatch):
+    timers = record_timers(monkeypatch)
     TickTimer().expedite(1.0)
     ticks = Ticks(Mock())
     ticks.start()
