@@ -19,7 +19,6 @@ from penstock.certificates.authority import Authority, Leaf
 from penstock.chassis.channels import CHANNEL_OPTIONS
 from penstock.chassis.errors import error_from_rpc
 from penstock.chassis.security.certificates import CertificateFiles, CertificatePaths
-from penstock.chassis.security.channels import MUTUAL_CHANNEL_OPTIONS
 from penstock.chassis.security.identity import server_name
 from penstock.chassis.security.process import ProcessSecurity
 
@@ -138,7 +137,7 @@ def is_refused(problem: str, refusal) -> bool:
 def _channel(address: str, server: str, authority: Authority, leaf: Leaf | None):
     pair = (leaf.key_pem, leaf.certificate_pem) if leaf else (None, None)
     instance, _, tier = server.rpartition(".")
-    options = (*MUTUAL_CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", server_name(tier, instance)))
+    options = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", server_name(tier, instance)))
     credentials = grpc.ssl_channel_credentials(authority.certificate_pem, *pair)
     return grpc.aio.secure_channel(address, credentials, options=options)
 

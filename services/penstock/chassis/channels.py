@@ -15,6 +15,10 @@ KEEPALIVE_MS = 1_000
 PING_TIMEOUT_MS = 1_500  # without it gRPC detects a frozen peer after a minute, even with keepalive
 RESOLVE_INTERVAL_S = 5.0
 
+# gRPC takes the least time between two attempts to connect for the time that each may last, too. With TLS that is four
+# round trips, and a server on a busy machine takes a second for its part. A refused connection is repeated earlier.
+CONNECT_TIMEOUT_MS = 5_000
+
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -24,7 +28,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
     ("grpc.max_reconnect_backoff_ms", 250),
     # One connection per channel: a shared connection would look like two links and fail as one.
     ("grpc.use_local_subchannel_pool", 1),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 
-from penstock.chassis.channels import channel
+from penstock.chassis.channels import CONNECT_TIMEOUT_MS, channel
 from penstock.chassis.config import ConfigError
 from penstock.chassis.security.certificates import (
     CertificatePaths,
@@ -24,7 +24,7 @@ from penstock.local_mesh.paths import certificate_paths
 from penstock.local_mesh.plan import OPERATOR, ProcessSpec
 from penstock.local_mesh.state import MeshState, ProcessState, running_meshes
 
-CONNECT_TIMEOUT_S = 2.0
+CONNECT_TIMEOUT_S = CONNECT_TIMEOUT_MS / 1_000
 
 
 def process_channel(spec: ProcessSpec, folder: Path) -> grpc.aio.Channel:

@@ -16,14 +16,6 @@ from penstock.chassis.security.credentials import channel_credentials
 from penstock.chassis.security.identity import check_hello, server_name
 from penstock.v1.stream_pb2 import Hello
 
-# gRPC also takes the least time between two attempts to connect for the time that each may last, with a minimum of
-# 100 ms. A server that is busy takes longer for a handshake, which asks Python for the current certificates.
-HANDSHAKE_TIMEOUT_MS = 2_000
-MUTUAL_CHANNEL_OPTIONS = tuple(
-    (name, HANDSHAKE_TIMEOUT_MS if name == "grpc.min_reconnect_backoff_ms" else value)
-    for name, value in CHANNEL_OPTIONS
-)
-
 HelloCheck = Callable[[Hello], None]
 
 
@@ -64,5 +56,5 @@ def mutual_channel(address: str, certificates: Certificates, name: str) -> grpc.
 
     The server's certificate must have the DNS name `name`.
     """
-    options = (*MUTUAL_CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name))
+    options = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name))
     return grpc.aio.secure_channel(address, channel_credentials(certificates), options=options)
