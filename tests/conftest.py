@@ -41,16 +41,24 @@ def _bounded(test):
 
 
 class FileScheduling(LoadFileScheduling):
-    """Files of tests for processes of pytest-xdist, also if a process crashes at the end of the run.
+    """Files of tests for processes of pytest-xdist, where a crash of a process is the failure of one test.
 
-    pytest-xdist 3.8 gives the process that takes the place of a crashed one the finished files first, one at each
-    result, and a process begins a test only if it knows the next one. So the new process waits for ever.
+    pytest-xdist 3.8 runs the test again, up to four times per process, which counts as a failure each time. It also
+    gives the process that takes the place of a crashed one the finished files, one at each result; as a process begins
+    a test only if it knows the next one, a crash at the end of the run leaves it waiting for ever.
     """
 
     def remove_node(self, node):
-        files = self.assigned_work[node]
-        self.assigned_work[node] = {file: tests for file, tests in files.items() if not all(tests.values())}
-        return super().remove_node(node)
+        files = self.assigned_work.pop(node)
+        unfinished = [(tests, test) for tests in files.values() for test, is_done in tests.items() if not is_done]
+        if not unfinished:
+            return None
+        tests, crashed = unfinished[0]
+        tests[crashed] = True
+        self.workqueue.update({file: tests for file, tests in files.items() if not all(tests.values())})
+        for each in self.nodes:
+            self._reschedule(each)
+        return crashed
 
     def schedule(self):
         super().schedule()
