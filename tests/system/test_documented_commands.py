@@ -90,7 +90,7 @@ async def test_the_commands_for_a_mesh_on_this_machine_succeed(mesh, folder, blo
 
 async def ended_request(folder):
     """Return the id of a request that has ended."""
-    _, out = await run('penstock generate "Once upon a time" --max-tokens 20 --json', folder)
+    _, out = await run('penstock generate "Once upon a time" --max-tokens 100 --json', folder)
     return json.loads(out)["request_id"]
 
 

@@ -1,13 +1,12 @@
 """A real Prometheus scrapes a whole mesh: its sums are those of the load generator, and every tier has its series."""
 
-import json
 import math
 import runpy
 from collections import Counter
 
 import pytest
 
-from mesh import completed_batch, running_mesh
+from mesh import completed_batch, logged, running_mesh
 from otlp_receiver import otlp_receiver
 from paths import REPO
 from penstock.bench.drivers.driver import open_driver
@@ -44,13 +43,6 @@ async def offer_burst(mesh, requests):
     async with open_driver("grpc", addresses, mesh.api_key) as driver:
         transcripts = await offer_load(load, driver, lambda _: None)
     return Counter(each.outcome for each in transcripts)
-
-
-def logged(mesh, tier, event):
-    """Return the lines of an event in the logs of a tier."""
-    paths = [mesh.folder / f"{each.name}.log" for each in mesh.plan.processes_of(tier)]
-    lines = (json.loads(line) for path in paths for line in path.read_text().splitlines() if line.startswith("{"))
-    return [line for line in lines if line["event"] == event]
 
 
 async def check_sums(mesh, prometheus):

@@ -121,6 +121,7 @@ SCORECARD_MESH = {"engine": "sim", "edges": 2, "queues": 2, "schedulers": 2, "wo
 @click.option("--attacks", multiple=True, metavar="NAME", help="attacks or corpora of hostile; repeat for several")
 @click.option("--parts", type=RegionParts(), help="parts of regions, separated by commas: " + ", ".join(REGION_PARTS))
 @click.option("--cut-seconds", type=FiniteFloat(1, 3600), help="time for which regions cuts the link")
+@click.option("--region-delay", type=FiniteFloat(0, 1_000), help="ms of a round trip between the regions of regions")
 @click.option("--prompts", type=click.IntRange(1, 10_000_000), help="prompts of the tenant of regions that stays")
 @click.option("--lines", type=click.IntRange(1, 10_000_000), help="lines of batch's batches")
 @click.option("--resets", type=click.IntRange(1, 1_000_000), help="streams that hostile's rapid-reset resets on a port")

@@ -62,7 +62,9 @@ class LinkCut:
 
 
 async def cut(options: RegionsOptions, mesh: MeshOptions, console: Console) -> PartResult:
-    async with open_regions(mesh, console, settings=SETTINGS, workers=WORKERS) as testbed:
+    async with open_regions(
+        mesh, console, round_trip_s=options.round_trip_s, settings=SETTINGS, workers=WORKERS
+    ) as testbed:
         await testbed.put_tenants([Tenant(tenant_id=ROAMING), *_limited_tenants()])
         async with AsyncExitStack() as stack:
             loads = await _open_loads(testbed, stack, options.seed)

@@ -22,7 +22,9 @@ AFTER_DRAIN_S = 3.0
 
 
 async def drain(options: RegionsOptions, mesh: MeshOptions, console: Console) -> PartResult:
-    async with open_regions(mesh, console, settings=SETTINGS, workers={HOME: 1, AWAY: 1}) as testbed:
+    async with open_regions(
+        mesh, console, round_trip_s=options.round_trip_s, settings=SETTINGS, workers={HOME: 1, AWAY: 1}
+    ) as testbed:
         async with steady_load(testbed, options, "drain", UNARY_RATE) as load:
             drained_at = time.time()
             await testbed.drain(HOME)

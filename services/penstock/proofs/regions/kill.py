@@ -35,7 +35,9 @@ MIN_IDENTICAL_PERCENT = 99.0
 
 async def kill(options: RegionsOptions, mesh: MeshOptions, console: Console) -> PartResult:
     workers = {HOME: 1, AWAY: 1}
-    async with open_regions(mesh, console, settings=SETTINGS, workers=workers) as testbed:
+    async with open_regions(
+        mesh, console, round_trip_s=options.round_trip_s, settings=SETTINGS, workers=workers
+    ) as testbed:
         async with steady_load(testbed, options, "kill", UNARY_RATE) as load:
             other = CpuMeter(testbed.mesh(AWAY))
             killed_at = time.time()

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from penstock.local_mesh.regions import ROUND_TRIP_S
+
 PARTS = ("kill", "overload", "drain", "residency", "cut")
 
 
@@ -13,4 +15,9 @@ class RegionsOptions:
     seconds: float = 60.0  # of each load of overload that are judged
     cut_seconds: float = 60.0
     prompts: int = 10_000  # of the tenant of residency, at least
+    region_delay: float = ROUND_TRIP_S * 1e3  # ms of a round trip between the regions
     seed: int = 0
+
+    @property
+    def round_trip_s(self) -> float:
+        return self.region_delay / 1e3

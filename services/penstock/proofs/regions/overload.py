@@ -77,7 +77,9 @@ class OfferedLoad:
 
 
 async def overload(options: RegionsOptions, mesh: MeshOptions, console: Console) -> PartResult:
-    async with open_regions(mesh, console, settings=SETTINGS, workers=WORKERS) as testbed:
+    async with open_regions(
+        mesh, console, round_trip_s=options.round_trip_s, settings=SETTINGS, workers=WORKERS
+    ) as testbed:
         await testbed.put_tenants([Tenant(tenant_id=only(name), allowed_regions=[name]) for name in WORKERS])
         await testbed.put_tenants([Tenant(tenant_id=each) for each in (SURPLUS, EVEN)])
         testbed.report_progress("overload: measuring the capacity of each region")

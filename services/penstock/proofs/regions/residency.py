@@ -78,7 +78,9 @@ class PromptLoad:
 async def residency(options: RegionsOptions, mesh: MeshOptions, console: Console) -> PartResult:
     resident = PromptLoad(Counter(), RESIDENT_CLIENTS, RESIDENT_TOKENS)
     roaming = PromptLoad(Counter(), ROAMING_CLIENTS, ROAMING_TOKENS)
-    async with open_regions(mesh, console, settings=SETTINGS, workers=WORKERS) as testbed:
+    async with open_regions(
+        mesh, console, round_trip_s=options.round_trip_s, settings=SETTINGS, workers=WORKERS
+    ) as testbed:
         tenants = [Tenant(tenant_id=RESIDENT, allowed_regions=[HOME]), Tenant(tenant_id=ROAMING)]
         await testbed.put_tenants(tenants)
         async with (

@@ -134,6 +134,7 @@ async def open_regions(
     options: MeshOptions,
     console: Console,
     *,
+    round_trip_s: float,
     settings: Sequence[str] = (),
     workers: Mapping[str, int] = MappingProxyType({}),
 ) -> AsyncIterator[RegionsTestbed]:
@@ -143,7 +144,7 @@ async def open_regions(
         every = (*COMMON_SETTINGS, *issuer.settings, *settings, *options.settings)
         own = replace(options, base_port=0, envoy=True, envoys=1, edges=1, auths=1, queues=1, schedulers=1)
         own = replace(own, store="sqlite", batches=0, settings=every)
-        async with local_regions(own, (HOME, AWAY), workers=workers) as local:
+        async with local_regions(own, (HOME, AWAY), round_trip_s=round_trip_s, workers=workers) as local:
             near, far = (local.meshes[name] for name in (HOME, AWAY))
             async with (
                 Client(near.plan.proxy, failover=(far.plan.proxy,), api_key=near.api_key) as at_home,
