@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from mutant_registry import mutant
+from penstock.auth.quota.shared_quota import SharedScopeQuota
 from penstock.auth.regions.granted import GrantedShares
 from penstock.auth.regions.held import HeldShares
 from penstock.auth.regions.home.granting import ShareGrants
@@ -125,6 +126,13 @@ def a_region_does_not_say_what_it_holds(*_):
     return []
 
 
+@mutant(SharedScopeQuota, "_enforce", mutate_plan=shared_limits)
+def a_region_enforces_the_whole_limits_of_keys_and_models(enforce, self):
+    enforce(self)
+    if self.name:
+        self._concurrent_limit, self._budgets = self.policy.limits.concurrent_requests, self.policy.budgets
+
+
 # Catalog and usage.
 
 
@@ -167,6 +175,7 @@ HOME_MUTANTS = (
     a_share_is_stored_after_its_partition_has_moved,
     a_share_is_added_to_the_former_one,
     a_region_does_not_say_what_it_holds,
+    a_region_enforces_the_whole_limits_of_keys_and_models,
     changes_of_the_catalog_are_not_sent,
     a_report_adds_to_the_totals,
     a_report_is_forgotten_before_it_is_confirmed,

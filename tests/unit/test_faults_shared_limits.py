@@ -7,9 +7,10 @@ from penstock.auth.regions.share import Share, ShareRow
 from penstock.auth.store.store import Charged, Reserved
 from penstock.faults.checks.shared_limits import LimitWatch, ShareWatch, check_revoked, check_whole
 from penstock.faults.mutations import plan_world
-from penstock.faults.plan import FaultKind, PlannedTenant, PlanOverrides
+from penstock.faults.plan import FaultKind, LimitScope, PlannedTenant, PlanOverrides
 from penstock.faults.regions.home_plans import SPEND_PERIOD_S
 from penstock.faults.run import run_plan, run_seed
+from penstock.faults.world.tenants import key_policy_of, tenant_of
 
 pytestmark = pytest.mark.usefixtures("_collect_finished_worlds")
 
@@ -47,6 +48,17 @@ def test_seeds_have_replicas_disks_changes_and_faults_of_auth_and_links():
     assert all(plan.tenants[each.tenant].is_limited for plan in found for each in plan.border.home.changes)
     kinds = {(each.kind, each.victim_tier) for plan in found for each in plan.faults}
     assert {(kind, "auth") for kind in (FaultKind.KILL, FaultKind.FREEZE, FaultKind.DISK_FULL, FaultKind.CUT)} <= kinds
+
+
+def test_limits_are_of_tenants_keys_and_models():
+    limited = [each for plan in plans(100) for each in plan.tenants if each.is_limited]
+    assert {each.scope for each in limited} == set(LimitScope)
+    budgets = [each for each in limited if each.tokens_per_day or each.tokens_per_month]
+    assert {each.scope for each in budgets} == {LimitScope.TENANT, LimitScope.KEY}
+    for each in limited:
+        own, of_key = tenant_of(each), key_policy_of(each)
+        counts = (own.concurrent_requests or own.tokens_per_minute or own.policy.budgets, own.policy.model_limits)
+        assert [bool(count) for count in (*counts, of_key.is_metered)].count(True) == 1
 
 
 def test_prompts_differ_in_length():

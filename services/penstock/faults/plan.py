@@ -71,11 +71,20 @@ class PlannedFault:
         return f"{self.kind} {self.victim_tier} for {self.duration_s:.3f} s {when}"
 
 
+class LimitScope(StrEnum):
+    """What has the limits of a tenant, which sends all requests with one key and for one model."""
+
+    TENANT = "tenant"
+    KEY = "key"
+    MODEL = "model"  # without budgets
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTenant:
     """A tenant with one key. A limit of 0 means no limit."""
 
     tenant_id: str
+    scope: LimitScope = LimitScope.TENANT
     concurrent_requests: int = 0
     tokens_per_minute: int = 0
     tokens_per_month: int = 0

@@ -1,7 +1,7 @@
 """Worlds whose regions share the limits of tenants: one region is home, the others spend, and demand moves."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from penstock.auth.quota.budget_period import DAY_S
@@ -9,6 +9,7 @@ from penstock.faults.grpc.network import TO_CLIENT, TO_SERVER, Failpoint
 from penstock.faults.plan import (
     FAULT_DURATIONS_S,
     FaultKind,
+    LimitScope,
     PlannedChange,
     PlannedFault,
     PlannedHome,
@@ -72,7 +73,7 @@ def with_shared_limits(plan: WorldPlan, rng: random.Random) -> WorldPlan:
     assert plan.border, "a world of several regions"
     names = [each.region for each in plan.shape.regions]
     home = rng.choice(names)
-    tenants = (*plan.tenants, *_limited_tenants(rng))
+    tenants = (*plan.tenants, *_with_scopes(_limited_tenants(rng), random.Random(f"{plan.seed} scopes")))
     limited = range(len(plan.tenants), len(tenants))
     planned = PlannedHome(
         region=home,
@@ -125,6 +126,14 @@ def _with_budget(rng: random.Random) -> PlannedTenant:
     if rng.random() < 0.5:
         return PlannedTenant(tenant_id="umbrella", tokens_per_day=amount)
     return PlannedTenant(tenant_id="umbrella", tokens_per_month=amount)
+
+
+def _with_scopes(tenants: Sequence[PlannedTenant], rng: random.Random) -> Iterator[PlannedTenant]:
+    """Let the limits of some tenants be those of their key or of their model."""
+    for each in tenants:
+        has_budget = each.tokens_per_day or each.tokens_per_month
+        scopes = (LimitScope.TENANT, LimitScope.KEY) if has_budget else tuple(LimitScope)
+        yield replace(each, scope=rng.choice(scopes))
 
 
 def _random_changes(rng: random.Random, tenants: Sequence[int]) -> tuple[PlannedChange, ...]:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from penstock.auth.admin.messages import tenant_message
+from penstock.auth.admin.policies import key_limits_message
 from penstock.auth.authorizer import Authorizer
 from penstock.auth.identity.keys import Key
 from penstock.auth.regions.share import ScopeKey, Share
@@ -24,13 +25,13 @@ from penstock.faults.checks.shared_limits import (
     check_revoked,
     check_whole,
 )
-from penstock.faults.plan import PlannedBorder, PlannedChange, PlannedHome, PlannedTenant, WorldPlan
+from penstock.faults.plan import LimitScope, PlannedBorder, PlannedChange, PlannedHome, PlannedTenant, WorldPlan
 from penstock.faults.regions.disks import RegionDisks
 from penstock.faults.world.host_clock import EPOCH_UNIX_S
 from penstock.faults.world.process import Process
 from penstock.faults.world.stores.disk import Disk
 from penstock.faults.world.stores.shared_database import SharedDatabase
-from penstock.faults.world.tenants import catalog, tenant_of
+from penstock.faults.world.tenants import catalog, key_policy_of, tenant_of
 from penstock.faults.world.tiers import Tiers
 from penstock.faults.world.world import World
 from penstock.mesh.partitions import partition_of
@@ -95,13 +96,8 @@ class HomeRun:
         world.schedule(world.now + OPERATOR_PATIENCE_S, self._change, change)
 
     async def _apply(self, admin: Any, change: PlannedChange) -> None:
-        tenant = self.plan.tenants[change.tenant]
         try:
-            if change.factor is None:
-                await admin.RevokeKey(pb.RevokeKeyRequest(key_id=tenant.tenant_id), None)
-            else:
-                message = tenant_message(tenant_of(_scaled(tenant, change.factor)))
-                await admin.PutTenant(pb.PutTenantRequest(tenant=message), None)
+            await _make(admin, self.plan.tenants[change.tenant], change.factor)
         except PenstockError:
             return  # the operator repeats it
         self.changed_at.setdefault(change, self.tiers.network.world.now)
@@ -245,6 +241,19 @@ def set_clocks(plan: WorldPlan, home: PlannedHome, world: World) -> None:
 def _stated(key: Key) -> Key:
     """Return a key without the time of its revocation, which messages round."""
     return replace(key, revoked_at=None if key.revoked_at is None else 0.0)
+
+
+async def _make(admin: Any, tenant: PlannedTenant, factor: float | None) -> None:
+    """Make a change at Admin of one process. Raises PenstockError."""
+    if factor is None:
+        await admin.RevokeKey(pb.RevokeKeyRequest(key_id=tenant.tenant_id), None)
+        return
+    scaled = _scaled(tenant, factor)
+    if tenant.scope is LimitScope.KEY:
+        limits = key_limits_message(key_policy_of(scaled))
+        await admin.PutKeyLimits(pb.PutKeyLimitsRequest(key_id=tenant.tenant_id, limits=limits), None)
+    else:
+        await admin.PutTenant(pb.PutTenantRequest(tenant=tenant_message(tenant_of(scaled))), None)
 
 
 def _scaled(tenant: PlannedTenant, factor: float) -> PlannedTenant:

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from penstock.auth.identity.keys import Key, KeyRing, key_id_of
-from penstock.auth.identity.policy import NO_POLICY, Budget, BudgetPeriod, BudgetUnit, Policy
+from penstock.auth.identity.policy import NO_POLICY, Budget, BudgetPeriod, BudgetUnit, Limits, Policy
 from penstock.auth.identity.tenant import DEFAULT_TENANT, Tenant
 from penstock.auth.store.store import PutKey, PutTenant
-from penstock.faults.plan import PlannedTenant
+from penstock.faults.checks.oracle import MODEL_NAME
+from penstock.faults.plan import LimitScope, PlannedTenant
 from penstock.faults.world.tiers import API_KEY, PEPPER
 
 SECRET = "0123456789abcdefghijklmn"  # noqa: S105  # of a simulated mesh
@@ -25,21 +26,35 @@ def catalog(tenants: Sequence[PlannedTenant]) -> Iterator[PutTenant | PutKey]:
             continue
         yield PutTenant(tenant_of(tenant))
         key_id = key_id_of(bearer)
-        yield PutKey(Key(key_id=key_id, tenant_id=tenant.tenant_id, digest=ring.digest(bearer), created_at=0.0))
+        digest, policy = ring.digest(bearer), key_policy_of(tenant)
+        yield PutKey(Key(key_id=key_id, tenant_id=tenant.tenant_id, digest=digest, created_at=0.0, policy=policy))
 
 
 def tenant_of(planned: PlannedTenant) -> Tenant:
+    limits = _limits(planned)
+    is_own = planned.scope is LimitScope.TENANT
     return Tenant(
         tenant_id=planned.tenant_id,
-        concurrent_requests=planned.concurrent_requests,
-        tokens_per_minute=planned.tokens_per_minute,
-        policy=_policy(planned),
+        concurrent_requests=limits.concurrent_requests if is_own else 0,
+        tokens_per_minute=limits.tokens_per_minute if is_own else 0,
+        policy=Policy(
+            model_limits=((MODEL_NAME, limits),) if planned.scope is LimitScope.MODEL else (),
+            budgets=_budgets(planned) if is_own else (),
+            allowed_regions=planned.allowed_regions,
+        ),
     )
 
 
-def _policy(tenant: PlannedTenant) -> Policy:
-    amounts = {BudgetPeriod.DAY: tenant.tokens_per_day, BudgetPeriod.MONTH: tenant.tokens_per_month}
-    budgets = tuple(Budget(period, BudgetUnit.TOKENS, amount) for period, amount in amounts.items() if amount)
-    if not (budgets or tenant.allowed_regions):
+def key_policy_of(planned: PlannedTenant) -> Policy:
+    if planned.scope is not LimitScope.KEY:
         return NO_POLICY
-    return Policy(budgets=budgets, allowed_regions=tenant.allowed_regions)
+    return Policy(limits=_limits(planned), budgets=_budgets(planned))
+
+
+def _limits(tenant: PlannedTenant) -> Limits:
+    return Limits(tokens_per_minute=tenant.tokens_per_minute, concurrent_requests=tenant.concurrent_requests)
+
+
+def _budgets(tenant: PlannedTenant) -> tuple[Budget, ...]:
+    amounts = {BudgetPeriod.DAY: tenant.tokens_per_day, BudgetPeriod.MONTH: tenant.tokens_per_month}
+    return tuple(Budget(period, BudgetUnit.TOKENS, amount) for period, amount in amounts.items() if amount)
