@@ -1,6 +1,7 @@
 """The SDK's choice among several edges: rotation, failures, waits and recovery."""
 
 import asyncio
+import socket
 
 import pytest
 
@@ -72,6 +73,25 @@ async def test_an_unreachable_target_is_skipped_during_its_cooldown(monkeypatch)
         for _ in range(3):
             await client.complete("Hello")
     assert [tried.count(each) for each in dict.fromkeys(tried)] == [1, 3]
+
+
+async def test_a_target_that_is_not_connected_soon_is_replaced_by_one_that_is(monkeypatch):
+    monkeypatch.setattr(target_rotation, "FAILURE_COOLDOWN_S", 60.0)
+    monkeypatch.setattr(endpoints, "CONNECT_TIMEOUT_S", 1_000.0)
+    patient = RetryPolicy(connect_timeout=1_000.0)
+    is_ready = endpoints._wait_ready  # a wait for the silent target would not end
+    monkeypatch.setattr(endpoints, "_wait_ready", lambda channel, **_: is_ready(channel, fail_on_refusal=False))
+    tried = connections_tried(monkeypatch)
+    edge = ScriptedEdge()
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections, as a frozen process does
+        async with (
+            inference_server(Generate=edge.generate) as (_, server),
+            Client(server.address, "{}:{}".format(*silent.getsockname()), retries=patient) as client,
+            asyncio.timeout(30),
+        ):
+            for _ in range(4):
+                await client.complete("Hello")
+    assert [tried.count(each) for each in dict.fromkeys(tried)] == [4, 1]
 
 
 async def test_a_draining_edge_is_skipped_during_its_cooldown(monkeypatch):

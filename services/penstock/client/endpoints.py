@@ -1,6 +1,7 @@
 """Connections to the targets of one client."""
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -23,7 +24,8 @@ from penstock.v1.inference_pb2_grpc import InferenceStub
 if TYPE_CHECKING:
     from penstock.v1.inference_pb2_grpc import InferenceAsyncStub  # exists in the type stubs only
 
-CONNECT_TIMEOUT_S = 1.0  # for one of several targets
+CONNECT_TIMEOUT_S = 2.0  # for one of several targets: four round trips of 0.5 s
+ATTEMPT_DELAY_S = 0.25  # for one of several targets while another one is connected (RFC 8305, section 5)
 RETRY_PAUSE_S = 0.05  # after all targets have failed
 PROBE_TIMEOUT_S = 0.5  # of a home target that is down
 PROBE_INTERVAL_S = 0.25  # after a probe; jitter takes up to half of it
@@ -116,7 +118,7 @@ class Endpoints:
         while (left := deadline - time.monotonic()) > 0:
             endpoint = self.next()
             try:
-                async with asyncio.timeout(left if len(self._rotation) == 1 else min(CONNECT_TIMEOUT_S, left)):
+                async with asyncio.timeout(min(self._patience_s(endpoint), left)):
                     await _wait_ready(endpoint.channel, fail_on_refusal=len(self._rotation) > 1)
             except (TimeoutError, ConnectionRefusedError):
                 self._rotation.mark_unreachable(endpoint.target, time.monotonic())
@@ -129,6 +131,19 @@ class Endpoints:
         targets = ", ".join((*self._targets, *self._failover))
         text = f"no connection to {targets} within {timeout:.1f} s; is an edge running there?"
         raise Unavailable(text, reason=CONNECTION_LOST)
+
+    def _patience_s(self, endpoint: Endpoint) -> float:
+        """Return how long to wait for a connection, which goes on in the background after that."""
+        if len(self._rotation) == 1:
+            return math.inf
+        others = (each for each in self._endpoints.values() if each is not endpoint)
+        is_replaceable = not _is_ready(endpoint) and any(
+            each.is_failover is endpoint.is_failover
+            and _is_ready(each)
+            and self._rotation.is_healthy(each.target, time.monotonic())
+            for each in others
+        )
+        return ATTEMPT_DELAY_S if is_replaceable else CONNECT_TIMEOUT_S
 
     async def _probe_home(self) -> None:
         while True:
@@ -164,6 +179,10 @@ def _set_if(event: asyncio.Event, is_so: bool) -> None:
         event.set()
     else:
         event.clear()
+
+
+def _is_ready(endpoint: Endpoint) -> bool:
+    return endpoint.channel.get_state() is grpc.ChannelConnectivity.READY
 
 
 async def _wait_ready(connection: grpc.aio.Channel, *, fail_on_refusal: bool) -> None:

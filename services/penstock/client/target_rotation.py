@@ -46,7 +46,12 @@ class TargetRotation:
     def has_healthy(self, now: float) -> bool:
         """Return whether a target other than the last one has neither failed nor refused the caller recently."""
         targets = self._accepting((*self._home, *self._failover), now)
-        return any(self._is_healthy(each, now) for each in targets if each != self._last)
+        return any(self.is_healthy(each, now) for each in targets if each != self._last)
+
+    def is_healthy(self, target: str, now: float) -> bool:
+        """Return whether a target is not down and has not failed recently."""
+        has_failed = target in self._failed_at and now - self._failed_at[target] < FAILURE_COOLDOWN_S
+        return not has_failed and target not in self._down
 
     def mark_failed(self, target: str, began_at: float, now: float) -> None:
         """Record the failure of a call that began at `began_at`."""
@@ -74,13 +79,13 @@ class TargetRotation:
         if not home and not failover:
             home, failover = self._home, self._failover
         for target in home:
-            if self._is_healthy(target, now):
+            if self.is_healthy(target, now):
                 return target
         suspects = [each for each in home if each not in self._down] if failover else ()
         if suspects:
             return min(suspects, key=lambda each: self._failed_at[each])
         for target in failover:
-            if self._is_healthy(target, now):
+            if self.is_healthy(target, now):
                 return target
         return min((*home, *failover), key=lambda each: self._failed_at[each])
 
@@ -91,7 +96,3 @@ class TargetRotation:
     def _set_down(self, target: str) -> None:
         if self._failover and target in self._home:
             self._down.add(target)
-
-    def _is_healthy(self, target: str, now: float) -> bool:
-        has_failed = target in self._failed_at and now - self._failed_at[target] < FAILURE_COOLDOWN_S
-        return not has_failed and target not in self._down
