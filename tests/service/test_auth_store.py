@@ -52,6 +52,19 @@ async def test_all_values_are_restored_unchanged(stored):
     assert state.balances == {"acme": balance}
 
 
+@pytest.mark.parametrize("known", [None, 9.0], ids=["not at all", "later"])
+async def test_the_first_revocation_of_a_key_stays(stored, known):
+    """Another replica of auth may not know of it when it sets the limits of the key."""
+    limits, other = replace(ACME_KEY, revoked_at=known, policy=POLICY), replace(ACME_KEY, digest=b"\x01" * 32)
+    async with opened_store(stored.location) as (store, _):
+        for change in (PutTenant(ACME_TENANT), PutKey(replace(ACME_KEY, revoked_at=7.0)), PutKey(limits)):
+            await kept(store, change)
+    assert (await stored_state(stored.location)).keys == [replace(limits, revoked_at=7.0)]
+    async with opened_store(stored.location) as (store, _):
+        await kept(store, PutKey(other))
+    assert (await stored_state(stored.location)).keys == [other]
+
+
 POLICY = Policy(
     limits=Limits(input_tokens_per_minute=7, output_tokens_per_minute=8),
     allowed_models=("m", "qwen*"),

@@ -7,6 +7,7 @@ import pytest
 
 from penstock.auth.identity import keys
 from penstock.auth.identity.keys import Key, KeyRing, cache_salt, key_id_of, mint
+from penstock.auth.identity.policy import Limits, Policy
 from penstock.auth.store.secret_file import load_or_create_secret
 from penstock.chassis.errors import NotFound, PermissionDenied, Unauthenticated
 
@@ -117,6 +118,15 @@ def test_the_first_revocation_counts():
     with pytest.raises(NotFound) as failure:
         ring.revoke("unknown", NOW_UNIX_S)
     assert failure.value.reason == "KEY_UNKNOWN"
+
+
+def test_a_revoked_key_stays_revoked_and_has_the_limits_of_the_store():
+    ring, bearer = ring_with()
+    stored = replace(ring.by_id(key_id_of(bearer)), policy=Policy(limits=Limits(concurrent_requests=1)))
+    ring.revoke(stored.key_id, NOW_UNIX_S)
+    changed, removed = ring.replace([stored])
+    assert changed == [replace(stored, revoked_at=NOW_UNIX_S)] == [ring.by_id(stored.key_id)]
+    assert removed == []
 
 
 def test_keys_are_listed_by_age_and_by_tenant():

@@ -91,8 +91,10 @@ class KeyRing:
         found = {each.key_id: each for each in keys}
         for each in self._keys.values():
             stored = found.get(each.key_id)
-            if each.loopback_only or (stored and each.revoked_at is not None):
+            if each.loopback_only:
                 found[each.key_id] = each
+            elif stored and each.revoked_at is not None:
+                found[each.key_id] = replace(stored, revoked_at=each.revoked_at)
         self._keys = found
         changed = [
             each

@@ -54,8 +54,10 @@ _PUT_KEY = f"""
     INSERT INTO keys ({rows.KEY_COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
     ON CONFLICT (key_id) DO UPDATE SET tenant_id = excluded.tenant_id, digest = excluded.digest,
         created_at = excluded.created_at, display_name = excluded.display_name, expires_at = excluded.expires_at,
-        revoked_at = excluded.revoked_at, policy = excluded.policy
-"""
+        policy = excluded.policy,
+        revoked_at = CASE WHEN keys.digest = excluded.digest THEN least(keys.revoked_at, excluded.revoked_at)
+            ELSE excluded.revoked_at END
+"""  # the first revocation stays, of which another replica that sets limits may not know
 _PUT_PRICE = f"""
     INSERT INTO prices ({rows.PRICE_COLUMNS}) VALUES (%s, %s, %s, %s)
     ON CONFLICT (model) DO UPDATE SET input_nanos = excluded.input_nanos,

@@ -159,7 +159,15 @@ MIGRATIONS = (
 _PUT_TENANT = f"INSERT OR REPLACE INTO tenants ({rows.TENANT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"  # noqa: S608  # a constant
 _DELETE_TENANT = "UPDATE tenants SET deleted_at = ? WHERE tenant_id = ?"  # rows of the ledger refer to it
 _SELECT_TENANTS = f"SELECT {rows.TENANT_COLUMNS} FROM tenants WHERE deleted_at IS NULL"  # noqa: S608  # a constant
-_PUT_KEY = f"INSERT OR REPLACE INTO keys ({rows.KEY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608  # as above
+_PUT_KEY = f"""
+    INSERT INTO keys ({rows.KEY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (key_id) DO UPDATE SET tenant_id = excluded.tenant_id, digest = excluded.digest,
+        created_at = excluded.created_at, display_name = excluded.display_name, expires_at = excluded.expires_at,
+        policy = excluded.policy,
+        revoked_at = CASE WHEN keys.digest = excluded.digest
+            THEN coalesce(min(keys.revoked_at, excluded.revoked_at), keys.revoked_at, excluded.revoked_at)
+            ELSE excluded.revoked_at END
+"""  # noqa: S608  # as above; the first revocation stays, as in PostgreSQL
 _PUT_GRANT_USE = "INSERT OR REPLACE INTO grant_uses VALUES (?, ?, ?, ?, ?, ?)"
 _FORGET_GRANT_USES = "DELETE FROM grant_uses WHERE forget_at < ?"
 _PUT_SCOPE_USE = (
