@@ -163,7 +163,7 @@ async def auth_process(path=":memory:", *, clock=None, **settings):
                 more |= {"response_service": kept, "role": role}
                 yield AuthProcess(served, server.address, clock, *stubs, *parts, **more)
                 await asyncio.gather(served.drain(), kept.drain())
-                role.quotas.end("draining")
+                await role.quotas.drain()
         for each in running:
             each.cancel()
         await asyncio.gather(*running, return_exceptions=True)

@@ -6,6 +6,7 @@ import pytest
 from auth_server import DEV_KEY, FakeClock, auth_process, edge, rejection_of
 from penstock.chassis.errors import error_from_rpc
 from penstock.chassis.observability.metrics import REGISTRY
+from penstock.chassis.streams import endpoint
 from penstock.local_mesh.tcp_relay import CutDirection
 from penstock.mesh.v1.admission_pb2 import Admitted, Credential
 from penstock.v1 import admin_pb2 as pb
@@ -157,3 +158,12 @@ async def test_a_region_with_tenants_of_its_own_does_not_follow_until_its_home_h
             await create_key(us, "again")
         async with spending_region(link, path, clock=clock) as [us]:
             await wait_until(lambda: us.figures["home_catalog_unknown"] == 2)
+
+
+async def test_a_link_that_is_cut_does_not_delay_the_end_of_a_process(monkeypatch):
+    monkeypatch.setattr(endpoint, "MAX_SILENT_TICKS", 10**6)  # a silent stream would not end by itself
+    async with two_regions() as (eu, _, link):
+        link.cut(CutDirection.BOTH)
+        await eu.role.quotas.drain()
+        await wait_until(lambda: eu.role.figures["follower_streams"] == 0)
+        link.restore()

@@ -111,7 +111,7 @@ async def run_auth(config: AuthConfig) -> None:
                 await stop_requested()
             finally:  # also if the store's thread failed, so that edges decide at once
                 await service.drain()
-                role.quotas.end("draining")
+                await role.quotas.drain()
                 await kept.drain()
 
 

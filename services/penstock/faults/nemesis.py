@@ -124,8 +124,7 @@ class Nemesis:
                 victim.crash()
             case FaultKind.TERM:
                 victim.stop()
-                again = (victim, fault.duration_s, world.now)
-                world.schedule(world.now + fault.duration_s, self._restart_when_ended, *again)
+                world.schedule(world.now + fault.duration_s, self._restart_when_ended, victim, fault.duration_s)
             case FaultKind.FREEZE:
                 victim.freeze(fault.duration_s)
 
@@ -134,15 +133,13 @@ class Nemesis:
             world = self.tiers.network.world
             world.schedule(world.now + seconds, victim.start)
 
-    def _restart_when_ended(self, victim: Process, seconds: float, stopped_at: float) -> None:
+    def _restart_when_ended(self, victim: Process, seconds: float) -> None:
         """Start the stopped process again once it has ended; poll every `seconds` until then."""
         world = self.tiers.network.world
         if victim.is_up:
-            world.schedule(world.now + seconds, self._restart_when_ended, victim, seconds, stopped_at)
+            world.schedule(world.now + seconds, self._restart_when_ended, victim, seconds)
         else:
             victim.start()
-            # Auth waits until the regions that follow it have closed their streams, which a slow link delays.
-            self.disturbed.setdefault(victim.tier, []).append(Interval(stopped_at, world.now))
 
     def _disrupt_link(self, fault: PlannedFault, connection: Connection) -> None:
         self._record(fault, " and ".join(sorted(connection.names)), fault.duration_s)

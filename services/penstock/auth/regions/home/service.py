@@ -1,5 +1,6 @@
 """RegionQuotaService: the streams of other regions to auth of the home region."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -127,10 +128,17 @@ class RegionQuotas(RegionQuotaServiceServicer):
                         stream.send(frames.catalog(part))
         self._sent = present
 
-    def end(self, reason: str) -> None:
-        """Send `end` to all streams, so that their processes use another replica."""
-        for stream in self._streams:
-            stream.peer.send_end(reason)
+    async def drain(self) -> None:
+        """End all streams, so that their processes use another replica.
+
+        What these processes have on the way they send again, so that no slow or cut link delays the end of this one.
+        """
+        peers = [each.peer for each in self._streams]
+        for peer in peers:
+            peer.send_end("draining")
+        await asyncio.gather(*(each.flush() for each in peers))
+        for peer in peers:
+            peer.close("draining")
 
     def _on_frame(self, stream: FollowerPeer, frame: FollowRequest) -> None:
         """Raises InvalidArgument, which ends the stream, or FailedPrecondition."""
