@@ -2,8 +2,10 @@
 
 import orjson
 
+from penstock.bench.transcript import TokenTranscript
+from penstock.proofs.checks.ledger import LedgerCharge
 from penstock.proofs.checks.quota import EngineCount, LedgerEntry, TenantLimits, check_engine_counts, check_limits
-from penstock.proofs.live.quota import cut_off_tickets
+from penstock.proofs.live.quota import answer_charge_lines, cut_off_tickets
 
 
 def entry(number, at=0.0, tokens=10, *, outcome="stop", tenant="acme", lasts=1.0, ticket="", reserved=100):
@@ -101,3 +103,35 @@ def test_a_ticket_is_cut_off_if_its_edge_lost_the_stream_to_its_worker_before_it
     (tmp_path / "edge-1.log").write_bytes(b"\n".join(map(orjson.dumps, events)))
     workers = {each: {"worker-1.a"} for each in ("cut", "earlier", "later", "of another edge")}
     assert cut_off_tickets(tmp_path, workers | {"elsewhere": {"worker-2.a"}}) == {"cut"}
+
+
+def missed(*charges, unsettled=()):
+    """The lines that a ledger misses after one answer of two tokens, whose ticket is `t`."""
+    answer = TokenTranscript(request_id="r", indexes=[0, 1])
+    lines = answer_charge_lines([answer], charges, {"t": "r", "u": "other"}, unsettled)
+    return [each.figure for each in lines if not each.is_met]
+
+
+CHARGED = LedgerCharge("t", 5, 2, "stop")
+LOST = LedgerCharge("t", 0, 0, "lost")
+
+
+def test_an_answer_is_charged_once():
+    assert missed(CHARGED) == []
+    assert missed(LOST) == missed() == ["tokens seen and not charged", "prompts not charged"]
+    assert missed(CHARGED, CHARGED) == [
+        "tokens charged beyond those seen",
+        "prompts charged twice",
+        "tickets charged twice",
+    ]
+
+
+def test_an_answer_whose_edge_died_at_its_end_is_charged_once_or_settled_as_lost():
+    assert missed(CHARGED, unsettled={"t"}) == missed(LOST, unsettled={"t", "u"}) == []
+    assert missed(unsettled={"t"}) == ["of them: neither charged nor settled as lost"]
+    assert missed(CHARGED, CHARGED, unsettled={"t"}) == [
+        "of them: tokens charged beyond those seen",
+        "of them: prompts charged twice",
+        "of them: tickets charged twice",
+    ]
+    assert missed(LedgerCharge("t", 5, 3, "stop"), unsettled={"t"}) == ["of them: tokens charged beyond those seen"]

@@ -204,11 +204,13 @@ def _card_of(
     card = ProofCard(proof="quota", void_reason=void_reason(run.faults, options.kills, options.streams))
     card.lines += finding_lines(findings)
     card.lines += outcome_lines(transcripts)
-    card.lines += answer_charge_lines(run, [each for each in complete if each.outcome == OK])
+    ended, unsettled = ended_tickets(run.folder, run.faults)
+    answers = [each for each in complete if each.outcome == OK]
+    card.lines += answer_charge_lines(answers, read_ledger(run.folder), requests_by_ticket(run.folder), unsettled)
     entries = read_ledger_entries(run.folder)
     deferred = {each["reservation_id"] for each in read_events(run.folder, "auth", "deferred_reservation_recorded")}
     card.lines += limit_lines(check_limits(entries, limits, deferred))
-    counted = check_engine_counts(entries, engine_counts(run.folder), settled_tickets(run.folder, run.faults))
+    counted = check_engine_counts(entries, engine_counts(run.folder), ended - unsettled)
     card.lines += engine_lines(counted)
     card.lines += takeover_lines(run.folder, run.faults)
     add_residue(card, residue)
@@ -254,30 +256,44 @@ def cut_off_tickets(folder: Path, workers: Mapping[str, Collection[str]]) -> set
     return found
 
 
-def settled_tickets(folder: Path, faults: Sequence[InjectedFault]) -> set[str]:
-    """Return the tickets that an edge has ended, without those whose settlement may have died with it."""
+def ended_tickets(folder: Path, faults: Sequence[InjectedFault]) -> tuple[set[str], set[str]]:
+    """Return the tickets that edges have ended, and those of them whose settlement may have died with the edge."""
     deaths = [(fault.name, fault.injected_at) for fault in faults if fault.tier == "edge"]
-    return {
-        each["ticket_id"]
-        for each in read_events(folder, "edge", "ticket_done")
-        if not any(name == each["process"] and abs(at - unix_time(each)) < SETTLING_S for name, at in deaths)
-    }
+    ended, unsettled = set(), set()
+    for each in read_events(folder, "edge", "ticket_done"):
+        ended.add(each["ticket_id"])
+        if any(name == each["process"] and abs(at - unix_time(each)) < SETTLING_S for name, at in deaths):
+            unsettled.add(each["ticket_id"])
+    return ended, unsettled
 
 
-def answer_charge_lines(run: FaultRun, transcripts: Sequence[TokenTranscript]) -> list[CardLine]:
-    """The charges of complete answers, and the tokens that their clients received.
+def answer_charge_lines(
+    transcripts: Sequence[TokenTranscript],
+    rows: Sequence[LedgerCharge],
+    by_ticket: Mapping[str, str],
+    unsettled: Collection[str],
+) -> list[CardLine]:
+    """The charges of complete answers, and the tokens that their clients received. `by_ticket`: ids of requests.
 
     A client whose connection is lost leaves an edge that may live, and that goes on until it detects the loss. What the
-    engine makes until then is charged as computed, so that these requests are judged apart.
+    engine makes until then is charged as computed, so that these requests are judged apart. So are those of which a
+    ticket is `unsettled`: if its edge died before it settled, auth settles it as lost, which charges nothing.
     """
-    rows, by_ticket = read_ledger(run.folder), requests_by_ticket(run.folder)
     departed = requests_of_several_tickets(rows, by_ticket)
+    died = {by_ticket[each] for each in unsettled if each in by_ticket} - departed
     groups = (
-        [each for each in transcripts if each.request_id not in departed],
+        [each for each in transcripts if each.request_id not in departed | died],
         [each for each in transcripts if each.request_id in departed],
+        [each for each in transcripts if each.request_id in died],
     )
-    stayed, left = (check_charges(group, _rows_of(group, rows, by_ticket), by_ticket) for group in groups)
-    return [*charge_lines(stayed), *departure_lines(left, len(groups[1]))]
+    stayed, left, last = (check_charges(group, _rows_of(group, rows, by_ticket), by_ticket) for group in groups)
+    in_ledger, last_ids = {each.ticket_id for each in rows}, {each.request_id for each in groups[2]}
+    without_row = sum(each not in in_ledger and by_ticket.get(each) in last_ids for each in unsettled)
+    return [
+        *charge_lines(stayed),
+        *departure_lines(left, len(groups[1])),
+        *last_answer_lines(last, len(groups[2]), without_row),
+    ]
 
 
 def _rows_of(
@@ -295,6 +311,17 @@ def departure_lines(left: ChargeFindings, requests: int) -> list[CardLine]:
         exactly("of them: prompts charged twice", left.double_charged_prompts, 0),
         exactly("of them: prompts not charged", left.uncharged_prompts, 0),
         exactly("of them: tickets charged twice", left.double_charged_tickets, 0),
+    ]
+
+
+def last_answer_lines(last: ChargeFindings, requests: int, without_row: int) -> list[CardLine]:
+    return [
+        reported(f"requests that ended within {SETTLING_S} s of the death of their edge", requests),
+        reported("of them: settled as lost, which charges nothing", last.uncharged_prompts),
+        exactly("of them: neither charged nor settled as lost", without_row, 0),
+        exactly("of them: tokens charged beyond those seen", last.overcharged_tokens, 0),
+        exactly("of them: prompts charged twice", last.double_charged_prompts, 0),
+        exactly("of them: tickets charged twice", last.double_charged_tickets, 0),
     ]
 
 
