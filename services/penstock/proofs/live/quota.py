@@ -287,8 +287,8 @@ def answer_charge_lines(
         [each for each in transcripts if each.request_id in died],
     )
     stayed, left, last = (check_charges(group, _rows_of(group, rows, by_ticket), by_ticket) for group in groups)
-    in_ledger, last_ids = {each.ticket_id for each in rows}, {each.request_id for each in groups[2]}
-    without_row = sum(each not in in_ledger and by_ticket.get(each) in last_ids for each in unsettled)
+    in_ledger = {by_ticket.get(each.ticket_id) for each in rows}
+    without_row = sum(each.request_id not in in_ledger for each in groups[2])
     return [
         *charge_lines(stayed),
         *departure_lines(left, len(groups[1])),
