@@ -108,7 +108,7 @@ def test_a_ticket_is_cut_off_if_its_edge_lost_the_stream_to_its_worker_before_it
 def missed(*charges, unsettled=()):
     """The lines that a ledger misses after one answer of two tokens, whose ticket is `t`."""
     answer = TokenTranscript(request_id="r", indexes=[0, 1])
-    lines = answer_charge_lines([answer], charges, {"t": "r", "u": "other"}, unsettled)
+    lines = answer_charge_lines([answer], charges, {"t": "r", "u": "other", "v": "r"}, unsettled)
     return [each.figure for each in lines if not each.is_met]
 
 
@@ -128,7 +128,9 @@ def test_an_answer_is_charged_once():
 
 def test_an_answer_whose_edge_died_at_its_end_is_charged_once_or_settled_as_lost():
     assert missed(CHARGED, unsettled={"t"}) == missed(LOST, unsettled={"t", "u"}) == []
+    of_earlier_edge = LedgerCharge("v", 0, 0, "lost")
     assert missed(unsettled={"t"}) == ["of them: neither charged nor settled as lost"]
+    assert missed(of_earlier_edge, unsettled={"t"}) == ["of them: neither charged nor settled as lost"]
     assert missed(CHARGED, CHARGED, unsettled={"t"}) == [
         "of them: tokens charged beyond those seen",
         "of them: prompts charged twice",

@@ -15,8 +15,8 @@ KEEPALIVE_MS = 1_000
 PING_TIMEOUT_MS = 1_500  # without it gRPC detects a frozen peer after a minute, even with keepalive
 RESOLVE_INTERVAL_S = 5.0
 
-# gRPC takes the least time between two attempts to connect for the time that each may last, too. With TLS that is four
-# round trips, and a server on a busy machine takes a second for its part. A refused connection is repeated earlier.
+# gRPC takes the least time between two attempts to connect for the time that each may last, too. An attempt with TLS
+# takes four round trips, and a server on a busy machine a second more. A refused connection is repeated earlier.
 CONNECT_TIMEOUT_MS = 5_000
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (

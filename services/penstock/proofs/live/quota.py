@@ -34,6 +34,7 @@ from penstock.proofs.card import (
 )
 from penstock.proofs.checks.injected_faults import InjectedFault, void_reason
 from penstock.proofs.checks.ledger import (
+    LOST_OUTCOME,
     ChargeFindings,
     LedgerCharge,
     check_charges,
@@ -287,7 +288,8 @@ def answer_charge_lines(
         [each for each in transcripts if each.request_id in died],
     )
     stayed, left, last = (check_charges(group, _rows_of(group, rows, by_ticket), by_ticket) for group in groups)
-    in_ledger = {by_ticket.get(each.ticket_id) for each in rows}
+    explained = [each for each in rows if each.outcome != LOST_OUTCOME or each.ticket_id in unsettled]
+    in_ledger = {by_ticket.get(each.ticket_id) for each in explained}
     without_row = sum(each.request_id not in in_ledger for each in groups[2])
     return [
         *charge_lines(stayed),
