@@ -1,7 +1,6 @@
 """A whole mesh as real processes, for system tests: the mesh of `penstock up`, on free ports."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -46,13 +45,6 @@ class StubClient:
 async def stub_client(mesh: LocalMesh, address: str = "") -> AsyncIterator[StubClient]:
     async with channel(address or mesh.plan.grpc) as to_edge:
         yield StubClient(InferenceStub(to_edge), (("authorization", f"Bearer {mesh.api_key}"),))
-
-
-def logged(mesh, tier, event):
-    """Return the lines of an event in the logs of a tier."""
-    paths = [mesh.folder / f"{each.name}.log" for each in mesh.plan.processes_of(tier)]
-    lines = (json.loads(line) for path in paths for line in path.read_text().splitlines() if line.startswith("{"))
-    return [line for line in lines if line["event"] == event]
 
 
 async def completed_batch(mesh: LocalMesh) -> pb.Batch:

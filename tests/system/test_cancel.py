@@ -6,7 +6,8 @@ import random
 import grpc
 import httpx
 
-from mesh import greedy, logged, running_mesh, stub_client, sum_figure, wait_at_rest, wait_for_figures
+from mesh import greedy, running_mesh, stub_client, sum_figure, wait_at_rest, wait_for_figures
+from penstock.proofs.testbed.logs import read_events
 
 CANCEL_COUNT = 200
 FIGURES_AT_REST = ("open_streams", "asyncio_tasks", "calls")
@@ -76,8 +77,12 @@ async def test_two_hundred_clients_leave_at_random_moments_and_no_state_remains(
         )
         started = await sum_figure(mesh, "worker", "cancels")
         assert cancels > CANCEL_COUNT / 2
-        left = {each["ticket_id"] for each in logged(mesh, "edge", "ticket_done") if each["outcome"] == "cancelled"}
-        runs = {each["ticket_id"]: each["outcome"] for each in logged(mesh, "worker", "run_ended")}
+        left = {
+            each["ticket_id"]
+            for each in read_events(mesh.folder, "edge", "ticket_done")
+            if each["outcome"] == "cancelled"
+        }
+        runs = {each["ticket_id"]: each["outcome"] for each in read_events(mesh.folder, "worker", "run_ended")}
         ended_first = sum(runs.get(each, "cancelled") != "cancelled" for each in left)  # the cancel came later
         assert receipts - ended_first == started > CANCEL_COUNT / 10  # the others left before they ran
         assert await sum_figure(mesh, "worker", "tokens_wasted_after_cancel") <= started

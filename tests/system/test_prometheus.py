@@ -6,12 +6,13 @@ from collections import Counter
 
 import pytest
 
-from mesh import completed_batch, logged, running_mesh
+from mesh import completed_batch, running_mesh
 from otlp_receiver import otlp_receiver
 from paths import REPO
 from penstock.bench.drivers.driver import open_driver
 from penstock.bench.load import BenchLoad, LengthRange
 from penstock.bench.run import offer_load
+from penstock.proofs.testbed.logs import read_events
 from prometheus import needs_prometheus, running_prometheus
 
 pytestmark = needs_prometheus
@@ -51,7 +52,7 @@ async def check_sums(mesh, prometheus):
     assert outcomes == {"ok": 60}
     at = await prometheus.scraped()
     assert await prometheus.value(REQUESTS, at) == 60
-    waits = sorted(line["queue_s"] for line in logged(mesh, "edge", "ticket_done"))
+    waits = sorted(line["queue_s"] for line in read_events(mesh.folder, "edge", "ticket_done"))
     assert await prometheus.value(WAIT_P95, at) == pytest.approx(waits[math.ceil(0.95 * len(waits)) - 1], rel=0.1)
     outcomes += await offer_burst(mesh, 200)
     at = await prometheus.scraped()
@@ -121,6 +122,6 @@ async def test_sums_of_a_mesh_are_those_of_the_load_generator_and_each_series_ha
             await prometheus.scraped()
             await check_tiers(prometheus)
             exemplars = await prometheus.exemplars("gen_ai_server_request_duration_seconds_bucket")
-            traces = {each["trace_id"] for each in logged(mesh, "edge", "ticket_done")}
+            traces = {each["trace_id"] for each in read_events(mesh.folder, "edge", "ticket_done")}
             assert {each["labels"]["trace_id"] for each in exemplars} <= traces
             assert exemplars
